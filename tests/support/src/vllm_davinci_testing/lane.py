@@ -1,4 +1,4 @@
-"""A lane runs the tests of one file after another and sends their reports."""
+"""Runs the tests of one file after another in a lane, and sends their reports."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from vllm_davinci_testing.times import Clock
 
 
 def relative(path: Path, config: pytest.Config) -> str:
-    """Returns a file's path as node ids have it."""
+    """Returns a file's path as in node ids."""
     return os.path.relpath(path, config.rootpath)
 
 
@@ -36,7 +36,7 @@ def run_lane(
         other.close()
     config = session.config
     capture = config.pluginmanager.get_plugin("capturemanager")
-    capture.stop_global_capturing()  # its files are the other lanes' too
+    capture.stop_global_capturing()  # other lanes share its files
     capture.start_global_capturing()
     capture.suspend_global_capture()
     config.pluginmanager.unregister(name="terminalreporter")
@@ -48,7 +48,7 @@ def run_lane(
     fork_server.be_served_by_a_fork(connection)
     sender = _Sender(config, connection)
     config.pluginmanager.register(sender, "davinci-lane")
-    # The end of the run reaches this process too, or closes the connection.
+    # When the run ends, this process is also interrupted, or its connection closed.
     with contextlib.suppress(KeyboardInterrupt, BrokenPipeError):
         _run_items(session, sender, stop)
     session._setupstate.teardown_exact(None)
@@ -69,14 +69,14 @@ def _run_items(session: pytest.Session, sender: _Sender, stop: Any) -> None:
 
 
 class _NoReporter:
-    """Replaces pytest's terminal reporter for plugins that request a terminal writer."""
+    """Replaces pytest's terminal reporter for plugins that need a terminal writer."""
 
     def __init__(self) -> None:
         self._tw = TerminalWriter(Path(os.devnull).open("w"))  # noqa: SIM115 - for good
 
 
 class _Sender:
-    """A lane's plugin: sends its collected tests and their reports."""
+    """A lane's plugin, which sends collected tests and their reports."""
 
     def __init__(self, config: pytest.Config, connection: Connection) -> None:
         self._config = config
@@ -119,13 +119,13 @@ class _Sender:
 
     @pytest.hookimpl(wrapper=True)
     def pytest_collect_directory(self, path: Path) -> Generator[None, Any, Any]:
-        """Returns one node per folder for all files: it holds the fixtures of conftests."""
+        """Returns one node per folder for all files, which holds the fixtures of conftests."""
         node = yield
         return node if node is None else self._folders.setdefault(path, node)
 
     @pytest.hookimpl(wrapper=True)
     def pytest_collection_finish(self, session: pytest.Session) -> Generator[None]:
-        """pytest drops conftests of folders outside a collection; later files may need them."""
+        """pytest drops conftests of folders outside a collection, but later files may need them."""
         pending = session._fixturemanager._pending_conftests
         kept = dict(pending)
         yield
@@ -151,7 +151,7 @@ class _Sender:
         self, warning_message: warnings.WarningMessage, when: str, nodeid: str
     ) -> None:
         if not self._file:
-            return  # the started process has shown it
+            return  # the main process has shown it
         w = warning_message
         self._send(
             "warning_recorded", nodeid or self._file, nodeid, when, str(w.message),

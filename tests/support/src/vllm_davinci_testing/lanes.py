@@ -1,9 +1,10 @@
-"""Runs test files in several processes, the lanes, each a fork of a pytest that has imported vLLM.
+"""Runs test files in several processes, called lanes, each forked from a pytest that has imported
+vLLM.
 
-`--lanes N` imports once what all engines need, then forks N lanes, and each lane a fork server. A
-lane takes one file at a time, the longest ones first, and collects nothing else; so no file waits
-for another lane. Lanes' reports are replayed here file by file: the terminal, `--durations`, `-x`,
-`--lf`, `--junitxml` and the exit status are as without lanes.
+`--lanes N` imports once what all engines need, then forks N lanes, each with a fork server. A lane
+takes one file at a time, longest first, and collects only that. The main process replays lanes'
+reports file by file, so that terminal, `--durations`, `-x`, `--lf`, `--junitxml` and exit status
+are as without lanes.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from vllm_davinci_testing.lane import relative, run_lane
 from vllm_davinci_testing.processes import fork_server
 from vllm_davinci_testing.times import expected_seconds
 
-# Time limit for the end of a lane's tests and engines after Ctrl-C or a failure that stops the run.
+# Time for a lane to end its tests and engines after Ctrl-C, or after a failure that stops the run.
 END_LIMIT_S = 90.0
 _FORK = multiprocessing.get_context("fork")
 
 
 def test_files(config: pytest.Config) -> dict[Path, list[str]]:
-    """Maps the files that a run's arguments name or contain to these arguments."""
+    """Maps each test file that a run's arguments name or contain to these arguments."""
     files: dict[Path, list[str]] = {}
     for argument in config.args:
         path = Path(os.path.abspath(config.invocation_params.dir / argument.split("::")[0]))
@@ -57,7 +58,7 @@ def _files_below(folder: Path, config: pytest.Config) -> Iterator[Path]:
 
 
 class Lanes:
-    """Replaces pytest's collection and test loop, in the started process."""
+    """Replaces pytest's collection and test loop in the main process."""
 
     def __init__(self, config: pytest.Config, count: int) -> None:
         self._config = config
@@ -67,13 +68,13 @@ class Lanes:
         self._number_of_files = self._files_done = 0
 
     def pytest_collection(self) -> bool:
-        return True  # each lane collects its own
+        return True  # each lane collects its own files
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         seconds = expected_seconds(self._config)
         files = test_files(self._config)
-        # A sort keeps the order of files with equal times.
+        # Sorting is stable: files with equal times keep their order.
         order = sorted(files, key=lambda path: -seconds(relative(path, self._config)))
         self._waiting = deque((path, files[path], frozenset[str]()) for path in order)
         self._number_of_files = len(order)
@@ -102,7 +103,8 @@ class Lanes:
         process = _FORK.Process(
             target=run_lane, args=(session, there, [here, *self._lanes], self._stop, directory)
         )
-        with warnings.catch_warnings():  # Python 3.12 warns if imported libraries have threads
+        # Python 3.12 warns about forks if imported libraries have threads.
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)
             process.start()
         there.close()
@@ -131,7 +133,7 @@ class Lanes:
             lane.take(kind, values)
 
     def _replay(self, session: pytest.Session, lane: _Lane, file: str) -> None:
-        """Passes a file's test reports to this process's plugins."""
+        """Passes a file's test reports to the main process's plugins."""
         hook, config = self._config.hook, self._config
         reports = lane.reports.pop(file, [])
         has_run = any(kind == "runtest_logstart" for kind, *_ in reports)
@@ -187,7 +189,7 @@ class Lanes:
             self._start(session, lane.number)
 
     def _end(self, session: pytest.Session) -> None:
-        """Ends running lanes: each after its test, and immediately past the limit."""
+        """Ends running lanes: each after its current test, or at once after the time limit."""
         self._stop.set()
         deadline = monotonic() + END_LIMIT_S
         for connection, lane in self._lanes.items():
@@ -201,7 +203,7 @@ class Lanes:
 
 
 class _Lane:
-    """A lane as seen by the started process.
+    """A lane, as seen by the main process.
 
     files:    files that it has taken, with their arguments and finished cases
     reports:  reports of their tests, by file

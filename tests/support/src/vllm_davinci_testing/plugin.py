@@ -1,4 +1,4 @@
-"""This repository's pytest plugin: requirements of runs, selected cases, times.
+"""This repository's pytest plugin: requirements of runs, case selection, times.
 
 The root's pyproject.toml loads it (`-p vllm_davinci_testing.plugin`), before any test or conftest
 imports torch.
@@ -25,21 +25,21 @@ from vllm_davinci_testing.processes import fork_server
 from vllm_davinci_testing.selection import Selection
 from vllm_davinci_testing.times import RECORDED, RESULTS, Clock, FileTimes, Seconds, Times
 
-# Tests compare float32 results to the last bit, for which chips have no operators: by default they
-# run on a chip that accepts any dtype and size.
+# Tests compare float32 results to the last bit, but chips have no operators for float32: by default
+# tests run on a chip that accepts any dtype and size.
 EXACT_SOC = "reference"
 REFUSED = "refused_calls"
-CALLS = "calls"  # user properties of reports, which travel from the lanes
+CALLS = "calls"  # user properties of reports, which lanes pass on
 FREE = "calls_without_rules"
 SECONDS = "seconds"
-# Parts of serving code's paths: an operator that it calls has rules.
+# Parts of paths of serving code, which may only call operators with rules.
 SERVED = (
     "/vllm_davinci/core/",
     "/vllm_davinci/kernels/",
     "/vllm_davinci/models/",
     "/site-packages/vllm/",
 )
-SLOWEST_FILES = 15  # that the summary names
+SLOWEST_FILES = 15  # named by the summary
 # Examples per property test: few in daily runs, more at night.
 DAILY_EXAMPLES, EXAMPLES = 10, 25
 
@@ -90,7 +90,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def let_children_be_interrupted() -> None:
-    """Restores Ctrl-C if it is ignored, as under `nohup pytest &`, because children inherit that.
+    """Restores Ctrl-C if it is ignored, as under `nohup pytest &`, because children inherit this.
 
     Programs that tests interrupt must behave as when started from a terminal.
     """
@@ -99,19 +99,19 @@ def let_children_be_interrupted() -> None:
 
 
 def use_virtual_npus_without_a_chip() -> None:
-    """torch imports torch_npu, which needs CANN's libraries: a chip's or vnpu's."""
+    """torch imports torch_npu, which needs CANN's libraries: those of a chip or vnpu's."""
     if find_spec("vllm_davinci") is None or find_spec("vllm_davinci.vnpu") is None:
         return
     from vllm_davinci.vnpu import ActivationError, activate
 
     os.environ.setdefault("VNPU_SOC", EXACT_SOC)
-    # Refused if a real CANN is present, which then serves the tests.
+    # If a real CANN is present, `activate` refuses, and CANN serves the tests.
     with contextlib.suppress(ActivationError):
         activate()
 
 
 def repeat_property_tests(examples: int) -> None:
-    """Makes property tests deterministic: one that fails on one machine fails on all."""
+    """Makes property tests deterministic: a failure on one machine is a failure on all."""
     if find_spec("hypothesis") is None:
         return
     from hypothesis import HealthCheck, settings
@@ -159,10 +159,10 @@ class TestClock:
 
 
 class RefusedCalls:
-    """Fails a test that makes a call a chip would refuse, unless it tests that.
+    """Fails a test that makes a call which a chip would refuse, unless it tests refusals.
 
-    Calls checked against CANN's documents are counted, and refusals recorded, in this process and
-    those that tests start. Serving code, ours and vLLM's, calls no operator without rules.
+    Counts calls checked against CANN's documents and records refusals, in this process and in those
+    that tests start. Also fails if serving code, ours or vLLM's, calls an operator without rules.
     """
 
     def __init__(self, config: pytest.Config) -> None:
@@ -174,7 +174,7 @@ class RefusedCalls:
         self._num_free = 0
 
     def write_to(self, directory: Path) -> None:
-        """Sets the folder in which processes record their calls: each lane has its own."""
+        """Sets the folder in which processes record their calls; each lane has its own."""
         directory.mkdir(exist_ok=True)
         self._directory = directory
         os.environ["VNPU_REFUSALS"] = str(directory)
@@ -215,7 +215,7 @@ class RefusedCalls:
 def forget_last_error() -> None:
     """Clears the runtime's last error, which a thread keeps until it is read.
 
-    torch_npu would attribute it to a call of the next test: after an unsupported call it treats
+    torch_npu would attribute it to the next test's calls: after an unsupported call, it treats
     another refusal as a warning.
     """
     if "torch_npu" in sys.modules:
@@ -223,13 +223,13 @@ def forget_last_error() -> None:
 
 
 def group_of(node_id: str) -> str:
-    """Returns the key by which times are summed: `packages/core`, `tests/e2e`, `checkpoints`."""
+    """Returns the key for summing times: `packages/core`, `tests/e2e`, `checkpoints`."""
     parts = PurePosixPath(node_id.split("::")[0]).parts
     return "/".join(parts[: 2 if parts[0] in ("packages", "tests") else 1])
 
 
 class Summary:
-    """Prints the last lines of a run: what was left out, the slowest files, and each group's time.
+    """Prints a run's last lines: cases left out, the slowest files, and each group's time.
 
     times: of the files whose tests have run
     """

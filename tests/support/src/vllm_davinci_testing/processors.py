@@ -1,15 +1,15 @@
 """Runs tests on the instruction sets of older processors: `pytest --processor=avx2`.
 
 Libraries read variables at their first use. Observed with torch 2.13: ATEN_CPU_CAPABILITY and
-ONEDNN_MAX_CPU_ISA hold on every x86-64. Of MKL's variables, MKL_ENABLE_INSTRUCTIONS holds on
-Intel's processors alone; on others only MKL_CBWR=COMPATIBLE changes a product. The virtual NPU's
-own loops follow ATEN_CPU_CAPABILITY.
+ONEDNN_MAX_CPU_ISA work on every x86-64. Of MKL's variables, MKL_ENABLE_INSTRUCTIONS works only on
+Intel's processors; on others only MKL_CBWR=COMPATIBLE changes a product. The virtual NPU's own
+loops obey ATEN_CPU_CAPABILITY.
 """
 
 import os
 from pathlib import Path
 
-# From newer to older.
+# Newer processors first.
 PROCESSORS: dict[str, dict[str, str]] = {
     "avx2": {
         "ATEN_CPU_CAPABILITY": "avx2",
@@ -24,7 +24,7 @@ PROCESSORS: dict[str, dict[str, str]] = {
         "MKL_CBWR": "COMPATIBLE",
     },
 }
-# The newest of them that this machine is not.
+# The newest processor older than this machine's.
 OLDER = "older"
 CHOICES = (*PROCESSORS, OLDER)
 
@@ -46,7 +46,9 @@ def resolved(choice: str) -> str:
 
 
 def use(choice: str) -> None:
-    """Limits this process and its children to a processor's instructions, before torch."""
+    """Limits this process and its children to a processor's instructions; call it before importing
+    torch.
+    """
     os.environ.update(PROCESSORS[resolved(choice)])
 
 

@@ -1,8 +1,8 @@
-"""Selects cases: those of daily use; the others run at night or on request.
+"""Selects cases: daily cases by default; others run at night or on request.
 
-A case marked `thorough` is part of a grid that takes minutes. One marked `nightly("GROUP")` belongs
-to a group of GROUPS, of which at least one case stays daily. `--all` runs everything, `--group
-GROUP` one group, and `-m` selects by marks as usual.
+Cases marked `thorough` form grids that take minutes. Cases marked `nightly("GROUP")` form groups of
+GROUPS; at least one case of each group is daily. `--all` runs everything, `--group GROUP` one
+group, and `-m` selects by marks as usual.
 """
 
 import datetime
@@ -14,7 +14,7 @@ THOROUGH = "thorough"
 NIGHTLY = "nightly"
 TODAY = "today"
 ALL, DAILY = "all", "daily"
-# Groups of cases, and their subject. On certain days, continuous integration also runs one group.
+# Groups of cases, with their subject. On certain days, continuous integration also runs one group.
 GROUPS = {
     "planning": "dry-runs, verify, perplexity, published commands, examples, tools",
     "hosts": "several hosts, disaggregated serving, Ray",
@@ -42,7 +42,9 @@ def group_of_the_day(day: datetime.date) -> str:
 
 
 class Selection:
-    """Removes cases that are not selected. left_out: number of them, by group or THOROUGH"""
+    """Removes cases that are not selected. left_out: number of removed cases, by group or
+    THOROUGH
+    """
 
     def __init__(self, config: pytest.Config) -> None:
         self.left_out: Counter[str] = Counter()
@@ -52,7 +54,7 @@ class Selection:
             self._group = group_of_the_day(datetime.datetime.now(datetime.UTC).date())
         marks = config.getoption("markexpr") or ""
         self._is_by_marks = THOROUGH in marks or NIGHTLY in marks
-        # Naming a file selects its nightly cases too.
+        # Naming a file also selects its nightly cases.
         self._named = {
             (config.invocation_params.dir / argument.split("::")[0]).resolve()
             for argument in config.invocation_params.args
@@ -61,7 +63,7 @@ class Selection:
 
     @property
     def name(self) -> str:
-        """Returns the selection in a word: `daily`, `all`, a group, or `marked`."""
+        """Names the selection: `daily`, `all`, a group, or `marked`."""
         if self._is_all:
             return ALL
         return self._group or ("marked" if self._is_by_marks else DAILY)
@@ -78,7 +80,7 @@ class Selection:
         items[:] = [item for item in items if item not in gone]
 
     def _reason_against(self, item: pytest.Item) -> str | None:
-        """Returns the group for which a case is left out; None if it runs."""
+        """Returns the group because of which a case is left out; None if the case runs."""
         group = group_of(item)
         if self._is_all or self._is_by_marks:
             return None
@@ -88,7 +90,9 @@ class Selection:
         return None if is_named else group
 
     def lines(self) -> list[str]:
-        """Returns a line for each group that was left out: its cases and how to run them."""
+        """Returns a line for each group that was left out: its number of cases, and how to run
+        them.
+        """
         text = {THOROUGH: "grids of shapes and paths", DAILY: "what users do daily", **GROUPS}
         how = {THOROUGH: f"-m {THOROUGH}", DAILY: "without --group"}
         return [

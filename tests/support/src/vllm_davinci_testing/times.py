@@ -12,9 +12,9 @@ import pytest
 
 from vllm_davinci_testing.processes import fork_server
 
-RESULTS = "results/test_times.json"  # of every run, below the root
-RECORDED = "tests/times.json"  # the copy in the repository; `--record-times` writes it
-# Assumed time of a file without a row; files that take longer than a second have rows.
+RESULTS = "results/test_times.json"  # written by every run, below the root
+RECORDED = "tests/times.json"  # copy in the repository, written with `--record-times`
+# Assumed time of a file without a row; files that take more than a second have rows.
 LEAST_S = 1.0
 UNKNOWN_END_TO_END_S = 20.0
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -22,7 +22,7 @@ _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Seconds:
-    """wall: wall time. processor: time of all ended processes that the tests started"""
+    """wall: wall time. processor: processor time of all ended processes that the tests started"""
 
     wall: float
     processor: float
@@ -42,7 +42,7 @@ class Clock:
 
 
 def _processor_seconds() -> float:
-    """Sums the times of this process, its fork server, and their ended children."""
+    """Sums processor times of this process, its fork server, and their ended children."""
     own = os.times()
     seconds = own.user + own.system + own.children_user + own.children_system
     if server := fork_server.process_id():
@@ -56,7 +56,7 @@ def _processor_seconds() -> float:
 
 @dataclass
 class FileTimes:
-    """The time of one file's tests, including their collection."""
+    """The time of one file's tests, including collection."""
 
     cases: int = 0
     wall_s: float = 0.0
@@ -112,7 +112,7 @@ class Times:
         )
 
     def record(self, root: Path, selection: str) -> None:
-        """Puts this run into RECORDED, under its selection, and removes files that are gone."""
+        """Puts this run into RECORDED under its selection; removes files that no longer exist."""
         recorded = _read(root / RECORDED)
         rows = dict(recorded.get(selection, {}))
         rows.update({file: round(times.processor_s, 1) for file, times in self.files.items()})

@@ -9,7 +9,7 @@ class AdapterWorker:
     model_runner: Any
 
     def layers_with(self, adapter_id: int) -> list[str]:
-        """Returns checkpoint names of the layers for which the adapter's slot holds a delta."""
+        """Returns checkpoint names of the layers whose slot holds a delta of the adapter."""
         manager = self.model_runner.lora_manager._adapter_manager
         slot = manager.lora_index_to_id.index(adapter_id)
         found = []

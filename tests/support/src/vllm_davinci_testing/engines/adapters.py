@@ -1,4 +1,4 @@
-"""LoRA adapters with random weights in peft's format, and transformers' model with them."""
+"""LoRA adapters with random weights in peft's format, and transformers' model with adapters."""
 
 import json
 import math
@@ -31,7 +31,7 @@ def write_adapter(
 ) -> Path:
     """Writes an adapter for the layers of `network` with matching names; returns its directory.
 
-    strength: 0 makes every B zero
+    strength: with 0 every B is zero
     config:   additional fields of the adapter's configuration
     """
     generator = torch.Generator().manual_seed(seed)
@@ -44,8 +44,7 @@ def write_adapter(
         size_in, size_out = weight.shape if is_embedding else weight.shape[::-1]
         a = torch.randn(rank, size_in, generator=generator)
         b = torch.randn(size_out, rank, generator=generator)
-        # Relative to the layer's outputs for inputs of standard deviation 1, which norms and
-        # embeddings give.
+        # Relative to outputs for inputs of standard deviation 1, as norms and embeddings give.
         b *= strength * float(weight.detach().std()) * math.sqrt(1 if is_embedding else size_in)
         b /= math.sqrt(rank) * 2  # alpha is twice the rank
         prefix = f"base_model.model.{name}"
@@ -60,7 +59,7 @@ def write_adapter(
 
 
 def _weights(network: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
-    """Yields name, weight, and True for an embedding, of all layers and each routed expert."""
+    """Yields name and weight of all layers and each routed expert, and True for an embedding."""
     for name, layer in network.named_modules():
         if isinstance(layer, nn.Linear | nn.Embedding):
             yield name, layer.weight, isinstance(layer, nn.Embedding)
@@ -72,7 +71,7 @@ def _weights(network: nn.Module) -> Iterator[tuple[str, torch.Tensor, bool]]:
 
 
 def _is_experts(layer: nn.Module) -> bool:
-    """True for transformers' routed experts, stored in one tensor per projection."""
+    """True for transformers' routed experts, which have one tensor per projection."""
     return isinstance(getattr(layer, "gate_up_proj", None), nn.Parameter)
 
 
@@ -95,7 +94,7 @@ WEIGHTS, CONFIG = "adapter_model.safetensors", "adapter_config.json"
 
 
 def layer_names(directory: Path) -> set[str]:
-    """Returns the layers that an adapter changes, as the checkpoint names them."""
+    """Returns the layers that an adapter changes, by their names in the checkpoint."""
     suffixes = r"\.lora_([AB]\.weight|embedding_[AB])$"
     return {
         re.sub(suffixes, "", name).removeprefix("base_model.model.")
@@ -105,10 +104,11 @@ def layer_names(directory: Path) -> set[str]:
 
 @contextmanager
 def adapted(network: nn.Module, directory: Path | None) -> Iterator[None]:
-    """Inside, `network` computes as with peft's adapter, unmerged: y + B(A(x)) * alpha / r.
+    """In this context, `network` computes y + B(A(x)) * alpha / r, like peft with an unmerged
+    adapter.
 
-    For routed experts it is merged into the weights, because transformers has no layers for their
-    products.
+    For routed experts the adapter is merged into the weights, because transformers has no layers
+    for their products.
     """
     if directory is None:
         yield
@@ -122,7 +122,7 @@ def adapted(network: nn.Module, directory: Path | None) -> Iterator[None]:
         if expert := re.fullmatch(r"(.*\.experts)\.(\d+)\.(\w+)", name):
             path, number, projection = expert.groups()
             layer = network.get_submodule(path)
-            if not _is_experts(layer):  # of an IntegerReference, product by product
+            if not _is_experts(layer):  # an IntegerReference's experts, product by product
                 pair = tensors[f"{prefix}A.weight"], tensors[f"{prefix}B.weight"]
                 undo.append(_adapt_product(layer.products, int(number), projection, pair, scaling))
                 continue
@@ -151,11 +151,11 @@ def adapted(network: nn.Module, directory: Path | None) -> Iterator[None]:
 
 @contextmanager
 def through_peft(network: Any, directory: Path | None) -> Iterator[None]:
-    """Inside the block, peft runs `network` with its adapter, unmerged."""
+    """In this context, peft runs `network` with its unmerged adapter."""
     if directory is None:
         yield
         return
-    from peft import PeftModel  # takes seconds, so tests with `adapted` need not wait for it
+    from peft import PeftModel  # takes seconds, which tests with `adapted` need not wait for
 
     adapted_network = PeftModel.from_pretrained(network, directory)
     try:
@@ -171,7 +171,7 @@ def _adapt_product(
     pair: tuple[torch.Tensor, torch.Tensor],
     scaling: float,
 ) -> Callable[[], None]:
-    """Adds a delta to one product of an expert. Returns a function that removes it."""
+    """Adds a delta to one of an expert's products. Returns a function that removes it."""
     before = products[number]
     place = ("gate_proj", "up_proj", "down_proj").index(projection)
     base, (a, b) = before[place], pair
@@ -204,7 +204,7 @@ def first_differences(
     outputs: Sequence[Any],
     under: Callable[[nn.Module, Path | None], AbstractContextManager[None]] = adapted,
 ) -> list[str]:
-    """Describes requests whose tokens are not the greedy ones under their adapter.
+    """Describes requests whose tokens are not the greedy tokens with their adapter.
 
     under: `adapted`, or `through_peft`, which does not support routed experts
     """

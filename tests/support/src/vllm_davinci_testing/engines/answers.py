@@ -1,21 +1,23 @@
-"""Answers of engines in every kind of step, and their comparison between engines."""
+"""Engines' answers in every kind of step, and their comparison."""
 
 from vllm import SamplingParams
 
 from vllm_davinci_testing.engines.dp_engines import DPEngines
 from vllm_davinci_testing.engines.split_engines import random_prompts
 
-# For one prompt: each token, and the logprobs of it and of the likeliest.
+# For one prompt: each token, with its logprob and those of the likeliest tokens.
 Answer = list[tuple[int, dict[int, float]]]
-# By kind of step.
+# Answers by kind of step.
 Answers = dict[str, list[Answer]]
 
-# The largest difference, in nats, by splitting a step, if each layer rounds to 8 bits of mantissa.
+# Largest difference by splitting a step, in nats, if each layer rounds to 8 bits of mantissa.
 TIE = 0.25
 
 
 def answers_of(engine: DPEngines) -> Answers:
-    """Answers of an engine in every kind of step. Cached prefixes have blocks of 128 tokens."""
+    """Returns an engine's answers in every kind of step. Cached prefixes have blocks of 128
+    tokens.
+    """
     prefix = random_prompts(9, [128])[0]
     sharing = [prefix + tail for tail in random_prompts(10, [3, 20, 41, 7])]
     kinds = {
@@ -51,9 +53,9 @@ def tokens_of(answers: Answers) -> dict[str, list[list[int]]]:
 
 
 def assert_near(answers: Answers, expected: Answers) -> None:
-    """Asserts equal tokens in 16 bits, up to one that rounding makes equally likely.
+    """Asserts equal tokens in 16 bits, up to a token that rounding makes as likely as another.
 
-    After such a token the texts are unrelated.
+    After that token the texts are unrelated.
     """
     num_ties = num_prompts = 0
     for kind, of_kind in expected.items():

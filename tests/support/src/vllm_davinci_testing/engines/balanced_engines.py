@@ -1,4 +1,4 @@
-"""Engines with other or changing expert placements, and their answers."""
+"""Engines with different or changing expert placements, and their answers."""
 
 import random
 from collections.abc import Callable
@@ -13,7 +13,7 @@ from vllm_davinci_testing.engines.graph_settings import decode_graphs
 from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
 
 EXPERTS, V3 = "qwen3_moe_softmax_top2_of_8", "deepseek_v3_moe"
-WIDE = "qwen3_moe_hidden1024"  # which fused launches take, in 16 bits
+WIDE = "qwen3_moe_hidden1024"  # fused launches need this hidden size, and 16 bits
 WORKER = "vllm_davinci_testing.engines.balancing_worker.BalancingWorker"
 
 TP2: dict[str, Any] = {"tensor_parallel_size": 2, "distributed_executor_backend": "mp"}
@@ -52,7 +52,7 @@ def started(
 
 
 def skewed(seed: int, num_prompts: int) -> list[list[int]]:
-    """Makes prompts with few distinct tokens, which the router sends to few experts."""
+    """Makes prompts of few distinct tokens, which the router sends to few experts."""
     generator = random.Random(seed)
     few = [generator.randrange(model_zoo.NUM_BYTES) for _ in range(2)]
     return [
@@ -62,7 +62,7 @@ def skewed(seed: int, num_prompts: int) -> list[list[int]]:
 
 
 def answers(engine: DPEngines) -> list[Any]:
-    """Returns tokens with their logprobs, for prompts after which the experts have moved."""
+    """Returns tokens with logprobs, for prompts after which the experts have moved."""
     found = []
     for seed in (1, 2):
         outputs = engine.generate(
@@ -81,11 +81,13 @@ def answers(engine: DPEngines) -> list[Any]:
     return found
 
 
-Slots = list[list[list[tuple[int, str]]]]  # by rank, layer, slot: expert and digest
+Slots = list[list[list[tuple[int, str]]]]  # by rank, layer, slot: expert and checksum
 
 
 def experts_of(slots: Slots) -> dict[tuple[int, int], str]:
-    """Returns the digest of each layer's experts; asserts that all slots of an expert are equal."""
+    """Returns the checksum of each layer's experts; asserts that all slots of an expert are
+    equal.
+    """
     found: dict[tuple[int, int], str] = {}
     for of_rank in slots:
         for layer, of_layer in enumerate(of_rank):

@@ -1,4 +1,4 @@
-"""A worker that reports the places of its experts, and their contents."""
+"""A worker that reports its experts' slots and contents."""
 
 import hashlib
 from typing import Any
@@ -12,10 +12,12 @@ from vllm_davinci.core.worker import NPUWorker
 
 
 class BalancingWorker(NPUWorker):
-    """Tests name it as an engine's worker class."""
+    """Named as an engine's worker class by tests."""
 
     def expert_digests(self) -> list[list[tuple[int, str]]]:
-        """Returns the expert in each slot of this rank, and the digest of its tensors, by layer."""
+        """Returns, by layer, the expert in each slot of this rank and the checksum of its
+        tensors.
+        """
         state = self.model_runner.eplb_state
         answer = []
         for index, layer in enumerate(self._expert_layers()):
@@ -44,7 +46,7 @@ class BalancingWorker(NPUWorker):
         ]
 
     def balance(self) -> dict[str, Any]:
-        """Returns applied decisions, changed slots, and the newest imbalance."""
+        """Returns the numbers of applied decisions and changed slots, and the newest imbalance."""
         state = self.model_runner.eplb_state
         assert isinstance(state, NPUEplbState)
         return {

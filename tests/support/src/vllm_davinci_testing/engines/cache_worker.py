@@ -7,17 +7,17 @@ import torch
 
 
 class CacheWorker:
-    """Tests name it as an engine's worker extension."""
+    """Named as an engine's worker extension by tests."""
 
     model_runner: Any
 
     def cached_rows(self, num_blocks: int) -> list[list[np.ndarray]]:
-        """Reads the newest request's rows from its blocks; it must have run alone.
+        """Reads the newest request's rows from its blocks; no other request may have run with it.
 
         Returns uint8 [num_blocks * block_size, bytes of a row] per layer and part of its cache.
         """
         runner = self.model_runner
-        # Copied in the newest step, because the host's copy drops an ended request.
+        # Copied in the newest step, because the host drops its copy when the request ends.
         blocks = runner.block_tables.input_block_tables[0][0, :num_blocks].tolist()
         context = runner.compilation_config.static_forward_context
         caches = [context[name].kv_cache for name in sorted(context)]

@@ -1,4 +1,4 @@
-"""A checkpoint whose weights have changed, as by training."""
+"""A checkpoint with changed weights, as after training."""
 
 import shutil
 from pathlib import Path

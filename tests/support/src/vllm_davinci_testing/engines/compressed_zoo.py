@@ -18,7 +18,7 @@ from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4Index
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference
 from vllm_davinci_testing.engines.zoo_model import VOCAB_SIZE, ZooModel
 
-# Fewer than the rows of most test prompts, which have 4 tokens each.
+# Most test prompts have more rows; each row has 4 tokens.
 NUM_CHOSEN = 12
 WINDOW = 16
 
@@ -29,22 +29,22 @@ YARN = {
     "beta_slow": 1,
     "original_max_position_embeddings": 128,
 }
-# An indexer, experts and streams, as later models have them too.
+# Indexer, experts and streams, shared with later models.
 INDEXED_STREAMS: dict[str, Any] = {
-    # With few, all products of a key may be negative, and many keys score 0.
+    # With fewer heads, all products of a key may be negative, and many keys score 0.
     "index_n_heads": 32,
-    "index_head_dim": 128,  # as the operator of graphs requires
+    "index_head_dim": 128,  # the graphs' operator requires it
     "moe_intermediate_size": 192,
     "n_routed_experts": 8,
     "n_shared_experts": 1,
     "num_experts_per_tok": 2,
-    "swiglu_limit": 1.0,  # which many activations reach
+    "swiglu_limit": 1.0,  # many activations reach it
     "hc_eps": 1e-3,
-    "hc_sinkhorn_iters": 3,  # each is four launches, for which tests wait
+    "hc_sinkhorn_iters": 3,  # each iteration is four launches, for which tests wait
 }
-# Released keys, as both transformers and vLLM read them.
+# Released keys, which both transformers and vLLM read.
 RELEASED: dict[str, Any] = {
-    "compress_ratios": [0, 4, 128, 4, 0, 0],  # the last is an MTP layer's
+    "compress_ratios": [0, 4, 128, 4, 0, 0],  # the last entry is an MTP layer's
     "num_hash_layers": 2,
     "qk_rope_head_dim": 16,
     "q_lora_rank": 48,
@@ -58,7 +58,7 @@ RELEASED: dict[str, Any] = {
 COMPRESSED = (
     ZooModel("deepseek_v4", "deepseek_v4", 8, 1, 64, 128, num_layers=5, options=RELEASED),
 )
-# transformers' name of a tensor in a file -> the released one.
+# transformers' tensor name in a file -> the released name.
 _RELEASED_NAMES = {
     r"^model\.embed_tokens\.": "embed.",
     r"^model\.norm\.": "norm.",
@@ -103,12 +103,12 @@ def _released_name(name: str) -> str:
     return name
 
 
-# A routed expert's parts: released, and in the modules of a reference of one module per expert.
+# A routed expert's tensors: released names, and those of a reference with a module per expert.
 _EXPERT_PARTS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 
 
 def in_transformers(name: str, model_type: str = "deepseek_v4") -> str:
-    """Returns the name in transformers' model of a tensor with a released name."""
+    """Translates a released tensor name to the name in transformers' model."""
     renamings = [
         each
         for each in get_checkpoint_conversion_mapping(model_type) or ()
@@ -128,7 +128,7 @@ def in_transformers(name: str, model_type: str = "deepseek_v4") -> str:
 
 
 def with_int8_keys(network: nn.Module) -> nn.Module:
-    """Lets the indexers of transformers' model choose by rotated keys, rounded to 8 bits."""
+    """Makes the indexers of transformers' model choose by rotated keys rounded to 8 bits."""
     for module in network.modules():
         if isinstance(module, DeepseekV4IndexerScorer):
             module.register_forward_pre_hook(_with_rounded_keys)
@@ -152,8 +152,8 @@ MTP_FILE = "mtp.safetensors"
 def with_mtp(source: Path, destination: Path) -> Path:
     """Copies a checkpoint and adds an MTP layer after the last layer.
 
-    It is a copy of the last layer that reads the model's streams and a little of the next token:
-    its drafts are sometimes right.
+    The layer is a copy of the last one that also reads a little of the next token: some of its
+    drafts are right.
     """
     shutil.copytree(source, destination)
     target = load_file(source / "model.safetensors")
@@ -188,7 +188,7 @@ _FP4_VALUES = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 def write_native(source: Path, native: Path, floats: Path) -> None:
     """Rounds a checkpoint to DeepSeek's own types: fp8 in blocks, experts in MXFP4.
 
-    native, floats: get the rounded weights in these types, and in fp32
+    native, floats: directories for the rounded weights in these types, and in fp32
     """
     for directory in (native, floats):
         shutil.copytree(source, directory)
@@ -234,7 +234,7 @@ NATIVE = {
 def _powers_of_two(
     tensor: torch.Tensor, block: tuple[int, int], largest: float
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns power-of-two scales per block, and the same repeated for each entry."""
+    """Returns power-of-two scales per block, and repeated for each entry."""
     padding = (0, -tensor.shape[1] % block[1], 0, -tensor.shape[0] % block[0])
     padded = nn.functional.pad(tensor, padding).unflatten(1, (-1, block[1]))
     peaks = padded.unflatten(0, (-1, block[0])).abs().amax(dim=(1, 3))
@@ -244,10 +244,10 @@ def _powers_of_two(
 
 
 class PredictingReference:
-    """transformers' modules in the order of a checkpoint's MTP layer, in fp32."""
+    """Runs transformers' modules like a checkpoint's MTP layer, in fp32."""
 
     def __init__(self, checkpoint: Path, directory: Path) -> None:
-        """directory: gets a checkpoint whose last layer, head and norm are the MTP layer's"""
+        """directory: for a checkpoint whose last layer, head and norm are those of the MTP layer"""
         self._model = TransformersReference(checkpoint).network
         own = load_file(checkpoint / MTP_FILE)
         config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
@@ -267,7 +267,9 @@ class PredictingReference:
 
     @torch.inference_mode()
     def drafts(self, token_ids: list[int]) -> list[int]:
-        """Returns drafts for the third and later tokens, each from all tokens before it."""
+        """Returns drafts for the third and later tokens, each computed from all tokens before
+        it.
+        """
         tokens = torch.tensor([token_ids])
         seen: list[torch.Tensor] = []
         hook = self._model.model.hc_head.register_forward_pre_hook(

@@ -8,7 +8,7 @@ from vllm.v1.core.sched.scheduler import Scheduler
 
 
 class CopyingScheduler(Scheduler):
-    """Taken by vLLM's option scheduler_cls, with asynchronous scheduling off.
+    """Selected by vLLM's option scheduler_cls, with asynchronous scheduling off.
 
     vLLM copies a block on write if a cached prefix ends inside it, which happens only in models
     with recurrent layers. Here the first block of every request that hits the cache is copied, and

@@ -35,14 +35,14 @@ class CountingWorker:
             launch(name, *arguments, **options)
 
         hook: Callable[..., None] = counting
-        communicator._collective = hook  # only for this object
+        communicator._collective = hook  # for this object only
 
     def collectives(self) -> dict[str, int]:
         """Returns the number of launches of each collective."""
         return dict(self.counted)
 
     def host_waits(self) -> dict[str, int]:
-        """Returns how often the host has waited for the device, and copied from it, since counting
+        """Returns how often the host waited for the device, and copied from it, since counting
         began.
         """
         now = _C.host_counts()
@@ -103,7 +103,7 @@ class LaunchCountingWorker:
         model = self.model_runner.get_model()
         for module in model.modules():
             if hasattr(module, "_forward_entry"):
-                # A dispatch mode does not see inside the operator in which vLLM wraps the layer.
+                # A dispatch mode does not see inside the operator that vLLM wraps the layer in.
                 is_shared = module._shared_experts is not None
                 module._forward_entry = (
                     moe_runner._moe_forward_shared if is_shared else moe_runner._moe_forward
@@ -128,14 +128,14 @@ class LaunchCountingWorker:
         layer.register_forward_hook(end)
 
     def launches(self) -> dict[int, tuple[list[str], int]]:
-        """Returns calls by layer of the newest step: the host's, and compiled launches."""
+        """Returns, by layer, the host's calls in the newest step, and the compiled launches."""
         return self.launched
 
 
 class StepCountingWorker:
     """Mixed into the worker by vLLM's option worker_extension_cls.
 
-    Counts the whole process's waits per step, from its beginning to the next one's, including
+    Counts the whole process's waits from the beginning of a step to that of the next, including
     outputs on another thread.
     """
 
@@ -175,13 +175,13 @@ class StepCountingWorker:
 
             return counting_prepare
 
-        runner.execute_model = counting_execute  # only for this object
+        runner.execute_model = counting_execute  # for this object only
         runner.model.forward = counting_forward
         for name in ("prepare_inputs", "prepare_attn"):
             setattr(runner, name, counting(getattr(runner, name)))
 
     def waits_of_steps(self) -> list[StepWaits]:
-        """Returns the waits of each step but the last."""
+        """Returns the waits of each step except the last."""
         steps = self._counted_steps
         found = [
             StepWaits(
@@ -194,7 +194,7 @@ class StepCountingWorker:
 
 
 class StepWaits(NamedTuple):
-    """Number of waits of the process for the device in a step with these tokens.
+    """Counts of the process's waits for the device in a step with these tokens.
 
     all:             all waits, including those for outputs on another thread
     in_forward:      waits during the model's forward

@@ -1,4 +1,4 @@
-"""Small checkpoints of DeepSeek's shape: MLA, with and without routed experts."""
+"""Small checkpoints like DeepSeek's: MLA, with and without routed experts."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from vllm_davinci_testing.engines.zoo_model import ZooModel
 
 
 def deepseek(name: str, model_type: str, heads: int = 4, **options: Any) -> ZooModel:
-    """Describes a dense model with multi-head MLA, in sizes that the operators support."""
+    """Describes a dense model with MLA, in sizes that the operators support."""
     return ZooModel(
         name,
         model_type,
@@ -39,14 +39,14 @@ YARN = {
     "original_max_position_embeddings": 64,
 }
 
-# Queries with and without their own down-projection, YaRN with its factor on the softmax scale.
+# Queries with and without their own down-projection; YaRN with its factor on the softmax scale.
 DEEPSEEK = (
     deepseek("deepseek_v2_lite_dense", "deepseek_v2", q_lora_rank=None),
     deepseek("deepseek_v3_dense", "deepseek_v3", q_lora_rank=96),
     deepseek("deepseek_r1_yarn_dense", "deepseek_v3", q_lora_rank=96, rope_parameters=YARN),
 )
 
-# As many heads as a rank of DeepSeek-R1 without tensor parallelism.
+# All heads of DeepSeek-R1, as on a rank without tensor parallelism.
 HEADS128 = deepseek("deepseek_v3_heads128_dense", "deepseek_v3", heads=128, q_lora_rank=96)
 
 # DeepSeek-V3 and R1: a dense first layer, then shared experts and sigmoid scores with a bias.
@@ -62,7 +62,8 @@ V3_EXPERTS: dict[str, Any] = {
 
 
 def small_deepseek(**fields: Any) -> transformers.DeepseekV3Config:
-    """DeepSeek-V3's shape at its smallest: MLA, a dense layer, then an expert layer.
+    """Returns the smallest configuration like DeepSeek-V3's: MLA, a dense layer, then an expert
+    layer.
 
     fields: values to change
     """

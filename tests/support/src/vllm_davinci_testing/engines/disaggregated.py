@@ -1,4 +1,4 @@
-"""A prefill and a decode engine, and a proxy's requests to both."""
+"""A prefill engine and a decode engine, and a proxy's requests to both."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Answer(NamedTuple):
 
 
 class Pair:
-    """Two servers, each of which can be stopped, killed and restarted separately.
+    """Two servers that can be stopped, killed and restarted separately.
 
     options:     options of both servers
     of_prefills: additional options of the prefill engine
@@ -62,7 +62,9 @@ class Pair:
         return answers(self.prefills.port) and answers(self.decodes.port)
 
     def restart_prefills(self) -> None:
-        """Starts a prefill engine in place of the killed one: same addresses, new HTTP port."""
+        """Starts a prefill engine in place of the killed one, with the same addresses and a new
+        HTTP port.
+        """
         self.prefills = self._start("kv_producer")
         self.prefills.wait_until_ready()
 
@@ -89,7 +91,7 @@ class Pair:
 
     @staticmethod
     def _channel(port: str) -> dict[str, str]:
-        """Returns variables with the address where the other server requests blocks."""
+        """Returns variables with the address at which the other server requests blocks."""
         return {"VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1", "VLLM_NIXL_SIDE_CHANNEL_PORT": port}
 
     # --- actions of a proxy ----------------------------------------------------------------------
@@ -116,7 +118,7 @@ class Pair:
     # --- observations of a test ------------------------------------------------------------------
 
     def stop_prefills(self) -> None:
-        """Suspends the prefill engine's processes: to the other engine, its host is cut off."""
+        """Suspends the prefill engine's processes, so that its host seems to be cut off."""
         self._signal_prefills(signal.SIGSTOP)
 
     def continue_prefills(self) -> None:
@@ -157,7 +159,7 @@ class MooncakePair(Pair):
         return told
 
     def begin_prefill(self, prompt: list[int], told: dict[str, Any]) -> None:
-        """Computes a prompt for a transfer. Its blocks wait for the decode engine."""
+        """Computes a prompt for a transfer, whose blocks wait for the decode engine."""
         asked = {"do_remote_decode": True, "do_remote_prefill": False}
         self._ask(self.prefills, prompt, 1, {**asked, "transfer_id": told["transfer_id"]})
 
@@ -191,6 +193,6 @@ def answer_of(answer: dict[str, Any]) -> Answer:
 
 
 def metric(server: ForkedServer, name: str) -> float:
-    """Returns the sum of a metric's series; 0 if it has none yet."""
+    """Returns the sum of a metric over its labels; 0 if it does not exist yet."""
     lines = httpx.get(f"{server.url}/metrics", timeout=30).text.splitlines()
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith(name + "{"))

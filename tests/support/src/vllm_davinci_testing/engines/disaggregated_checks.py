@@ -1,4 +1,4 @@
-"""Checks that a pair of engines gives one engine's tokens with any transfer of blocks."""
+"""Checks that a pair of engines gives one engine's tokens, however blocks are transferred."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -19,16 +19,16 @@ P = TypeVar("P", bound=Pair)
 
 NUM_TOKENS = 6
 BLOCK_TOKENS = 128
-# Prompts are chunked at 200 tokens, inside blocks.
+# Prompts are chunked at 200 tokens, in the middle of blocks.
 OPTIONS = (*SMALL, "--max-num-batched-tokens=200", "--max-model-len=768")
 OF_ONE = {"max_model_len": 768, "max_num_batched_tokens": 200}
 # Options of a pair and of one engine, for checkpoints with few positions.
 SHORT = ("--max-model-len=320",), {"max_model_len": 320}
 GREEDY = SamplingParams(temperature=0, max_tokens=NUM_TOKENS, ignore_eos=True, logprobs=1)
 RACES = {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:3"}
-# Less than a block, a whole block, and prompts chunked inside blocks.
+# Prompts shorter than a block, of one whole block, and chunked inside blocks.
 LENGTHS = (5, 128, 389)
-# Prompts that `assert_bits_of_one_engine` asks for.
+# Prompts of `assert_bits_of_one_engine`.
 WHOLE_BLOCKS_AND_ONE = (BLOCK_TOKENS + 1, 2 * BLOCK_TOKENS + 1)
 
 
@@ -37,14 +37,14 @@ def prompt_of(length: int, seed: int = 0) -> list[int]:
 
 
 def prompts_that_share_blocks() -> list[list[int]]:
-    """Returns prompts of which the second half begins with blocks that both engines have cached."""
+    """Returns prompts; both engines have cached the first blocks of the second half."""
     prompts = [prompt_of(140 + n, seed=n % 2) for n in range(4)]
     return prompts + [[*prompt[:BLOCK_TOKENS], *prompt_of(90, seed=9)] for prompt in prompts]
 
 
 @contextmanager
 def pairs_of(kind: type[P], new_folder: Callable[[str], Path]) -> Iterator[Callable[..., P]]:
-    """Yields a function that starts pairs; they end with the context."""
+    """Yields a function that starts pairs, which end with the context."""
     started: list[P] = []
 
     def start(model: Path, *options: str, **settings: Any) -> P:
@@ -61,7 +61,7 @@ def pairs_of(kind: type[P], new_folder: Callable[[str], Path]) -> Iterator[Calla
 
 
 def answers_of_one(start_engine: Callable[..., EngineProcess]) -> Callable[..., Answer]:
-    """Returns a function that gets answers from a single engine per model and options."""
+    """Returns a function that gets answers from one engine per model and options."""
     engines: dict[str, EngineProcess] = {}
 
     def answer(model: Path, prompt: list[int], **options: Any) -> Answer:
@@ -79,8 +79,8 @@ def answers_of_one(start_engine: Callable[..., EngineProcess]) -> Callable[..., 
 
 def assert_bits_of_one_engine(pair: Pair, alone: Callable[[list[int]], Answer]) -> None:
     """Compares tokens and logprobs for prompts of whole blocks and one more token. The single
-    engine gets each prompt twice: the second time it has the blocks and computes the last token
-    alone, as a decode engine does.
+    engine gets each prompt twice: the second time it has the blocks and computes only the last
+    token, like a decode engine.
     """
     for number, length in enumerate(WHOLE_BLOCKS_AND_ONE, start=51):
         prompt = prompt_of(length, seed=number)
@@ -118,7 +118,7 @@ def assert_computed_again(
     counts: Callable[[list[int]], int],
     limit_s: float,
 ) -> None:
-    """Suspends, resumes, kills and restarts a prefill engine: tokens stay a single engine's.
+    """Suspends, resumes, kills and restarts a prefill engine; asserts a single engine's tokens.
 
     come:    returns the amount received from the other engine so far
     counts:  returns that amount for one prompt
@@ -134,7 +134,7 @@ def assert_computed_again(
         assert time.monotonic() - begin < limit_s + 20
     finally:
         pair.continue_prefills()
-    # The other engine may now write pages that are no longer awaited.
+    # The other engine may now write pages that are no longer waited for.
     assert pair.complete(prompts[1], NUM_TOKENS).tokens == expected[1]
 
     told = pair.prefill(prompts[2])
@@ -167,7 +167,7 @@ def assert_sizes_are_refused(pair: Pair, alone: Callable[[list[int]], Answer]) -
     pair.close()
 
 
-# Settings with which a pair does not serve, and the outcome.
+# Settings under which a pair does not serve, and the outcome.
 FAILURES = [
     pytest.param({"policy": "fail"}, assert_ends_with_an_error, id="blocks_that_do_not_come"),
     pytest.param({"of_prefills": ("-tp=2",)}, assert_sizes_are_refused, id="other_sizes"),

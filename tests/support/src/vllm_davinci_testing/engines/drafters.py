@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from vllm.config import VllmConfig
 
-# A file with whole texts, each a list of tokens: [[3, 5, ...], ...].
+# A file with texts, each a list of all tokens: [[3, 5, ...], ...].
 TEXTS = "TESTING_TEXTS_TO_DRAFT"
 WRONG = f"{__name__}.WrongDrafter"
 KNOWING = f"{__name__}.KnowingDrafter"
@@ -16,7 +16,7 @@ GUESSING = f"{__name__}.GuessingDrafter"
 
 
 class WrongDrafter:
-    """Drafts random tokens, repeats the newest, drafts fewer than allowed, or none."""
+    """Drafts random tokens, repeats of the newest token, fewer tokens than allowed, or none."""
 
     def __init__(self, vllm_config: VllmConfig) -> None:
         config = vllm_config.speculative_config
@@ -49,7 +49,7 @@ class WrongDrafter:
 
 
 class KnowingDrafter(WrongDrafter):
-    """Drafts the continuation of the text in TEXTS that begins as the request does."""
+    """Drafts the continuation of the text in TEXTS that begins like the request."""
 
     def __init__(self, vllm_config: VllmConfig) -> None:
         super().__init__(vllm_config)
@@ -64,7 +64,7 @@ class KnowingDrafter(WrongDrafter):
 
 
 class GuessingDrafter(KnowingDrafter):
-    """Always drafts the same number of tokens; the first few, none to all, are right."""
+    """Always drafts the same number of tokens, of which the first few (none to all) are right."""
 
     def drafts(self, text: list[int]) -> list[int]:
         right = super().drafts(text)

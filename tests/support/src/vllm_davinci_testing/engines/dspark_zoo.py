@@ -1,4 +1,4 @@
-"""DSpark layers for a small DeepSeek-V4, and their drafts by transformers' modules."""
+"""DSpark layers for a small DeepSeek-V4, and their drafts computed by transformers' modules."""
 
 import json
 import shutil
@@ -13,7 +13,7 @@ from transformers.models.deepseek_v4.modeling_deepseek_v4 import apply_rotary_po
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference
 
 LAYERS, RANK, NOISE = (1, 3), 16, 250
-COUNT = 2  # of draft layers
+COUNT = 2  # number of draft layers
 FILE = "dspark.safetensors"
 FIELDS = {
     "dspark_target_layer_ids": [*LAYERS],
@@ -42,7 +42,7 @@ class DraftsWorker:
         self.model_runner.get_model().register_forward_pre_hook(record, with_kwargs=True)
 
     def recorded_drafts(self) -> list[tuple[int, list[int]]]:
-        """Returns, for each step, the number of tokens before the newest one, and its drafts."""
+        """Returns, for each step, the number of tokens before the newest one, and the drafts."""
         taken, self._drafts = self._drafts, []
         return taken
 
@@ -51,9 +51,9 @@ DRAFTS_TOLD = {"worker_extension_cls": f"{__name__}.{DraftsWorker.__name__}"}
 
 
 def with_dspark(source: Path, destination: Path) -> Path:
-    """Copies a checkpoint and adds draft layers: disturbed copies of the last, random heads.
+    """Copies a checkpoint; adds draft layers (disturbed copies of the last layer) and random heads.
 
-    A large bias by the token before makes drafts depend on it.
+    A large bias makes drafts depend on the token before.
     """
     shutil.copytree(source, destination)
     target = load_file(source / "model.safetensors")
@@ -92,7 +92,7 @@ class DSparkReference:
     """The equations of DSpark, with transformers' modules and no cache, in fp32."""
 
     def __init__(self, checkpoint: Path, directory: Path) -> None:
-        """directory: gets a checkpoint whose last layers, head and norm are the drafter's"""
+        """directory: for a checkpoint whose last layers, head and norm are those of the drafter"""
         self._model = TransformersReference(checkpoint).network
         self._own = load_file(checkpoint / FILE)
         config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))

@@ -1,4 +1,4 @@
-"""Random EAGLE heads for a Llama, in the files of published heads."""
+"""Random EAGLE heads for a Llama, in the format of published heads."""
 
 import json
 from collections.abc import Callable, Sequence

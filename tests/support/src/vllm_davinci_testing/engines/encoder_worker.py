@@ -1,4 +1,4 @@
-"""A worker that counts its multimodal encoder's runs, and their steps."""
+"""A worker that counts its multimodal encoder's runs and steps."""
 
 from typing import Any
 
@@ -6,7 +6,7 @@ import torch
 
 from vllm_davinci.vnpu import HostCounts
 
-# Module of the model with which an encoder begins -> the one with which it ends.
+# The model's module that an encoder begins with -> the module that it ends with.
 ENCODERS = {"visual": "visual", "vision_tower": "multi_modal_projector"}
 
 
@@ -14,14 +14,14 @@ class EncoderWorker:
     """Mixed into the worker by vLLM's option worker_extension_cls."""
 
     def watch_encoder(self) -> None:
-        """Starts recording outputs and counts of each forward of the model's encoder."""
+        """Starts recording outputs and counts of each forward of the encoder."""
         self._forwards: list[tuple[torch.Tensor, HostCounts]] = []
         self._steps: list[HostCounts] = []
         begun: list[HostCounts] = []
         execute_model = self.model_runner.execute_model
 
         def execute(scheduled: Any, *arguments: Any) -> Any:
-            # Counts waits for the step's own work: on a slow device, a step may wait for the
+            # Count only waits for the step's own work: a slow device may make a step wait for the
             # previous step's copies.
             torch.npu.synchronize()
             before = HostCounts.now()
@@ -41,7 +41,7 @@ class EncoderWorker:
             counts = HostCounts.now() - begun.pop()
             self._forwards.append((output.flatten(0, -2).clone(), counts))
 
-        # Installed first, so that other hooks' preparation is counted too.
+        # Installed first, so that preparation in other hooks is counted.
         getattr(model, first).register_forward_pre_hook(begin, prepend=True, with_kwargs=True)
         getattr(model, last).register_forward_hook(end)
 

@@ -1,4 +1,4 @@
-"""Commands and servers that must end by themselves, and their output."""
+"""Commands and servers that must end on their own, and their output."""
 
 import subprocess
 import time
@@ -37,7 +37,7 @@ def run_to_its_end(
 def run_server_to_its_end(
     model: Path, *options: str, log: Path, environment: Mapping[str, str] | None = None
 ) -> Ended:
-    """Like run_to_its_end, for a `vllm serve` whose processes are forks: see ForkedServer."""
+    """Like run_to_its_end, for a `vllm serve` with forked processes: see ForkedServer."""
     server = ForkedServer(model, log, *options, environment=environment)
     return _ended(server.process, ("vllm", "serve", model, *options), log)
 
@@ -58,7 +58,7 @@ def _ended(process: Any, command: Iterable[str | Path], log: Path) -> Ended:
 
 
 def assert_explained(ended: Ended, *words: str) -> None:
-    """Asserts that a process failed, without a signal, and that its output has these words."""
+    """Asserts that a process failed, but not by a signal, and that its output has these words."""
     assert ended.status > 0, f"status {ended.status}\n{ended.output[-6000:]}"
     missing = [word for word in words if word not in ended.output]
     assert not missing, f"The output does not say {missing}:\n{ended.output[-6000:]}"
@@ -69,7 +69,7 @@ def _tail(log: Path) -> str:
 
 
 def has_ended(process: psutil.Process) -> bool:
-    """True if a process has ended; until its status is fetched it is a zombie."""
+    """True if a process has ended; it is a zombie until its status is fetched."""
     with suppress(psutil.NoSuchProcess):
         return not process.is_running() or bool(process.status() == psutil.STATUS_ZOMBIE)
     return True

@@ -24,14 +24,14 @@ from vllm_davinci_testing.processes.fork_server import fork_context
 from vllm_davinci_testing.processes.waiting import becomes_true
 
 STRICT_SOC = "Ascend910B3"
-# Replaces it for some engines of every run, so that this chip's refusals show.
+# Replaces the chip for some engines of every run, so that its refusals show.
 ON_910C = {VNPU_SOC: "Ascend910_9391"}
-# Time limit for an engine on a busy machine: its start, or one call.
+# Limit of an engine's start, or one call, on a busy machine.
 LIMIT_S = 240
-# Time limit for its end in all cases.
+# Limit of its end, in all cases.
 END_LIMIT_S = 60
 
-# Everything small: tests need few tokens, and reserved memory is zeroed.
+# All sizes are small: tests need few tokens, and reserved memory is zeroed.
 DEFAULTS: dict[str, Any] = {
     "dtype": "float32",
     "max_model_len": 256,
@@ -52,11 +52,11 @@ WEIGHT_SYNC = (
 
 
 class EngineError(Exception):
-    """An error in an engine's process, with its traceback from there."""
+    """An error in an engine's process, with the traceback from there."""
 
 
 class EngineProcess:
-    """`vllm.LLM` in another process: calls go there, vLLM's own outputs come back.
+    """`vllm.LLM` in another process, which gets the calls and returns vLLM's own outputs.
 
     log:         file for the process's output
     environment: variables of that process; without VNPU_SOC, a strict chip in 16 bits
@@ -84,7 +84,7 @@ class EngineProcess:
         try:
             self._receive("the start of the engine")
         except EngineError:
-            self.close()  # an engine that does not start ends itself
+            self.close()  # an engine that fails to start ends itself
             raise
         except BaseException:
             self._process.kill()
@@ -113,7 +113,7 @@ class EngineProcess:
         return {metric.name: metric.values for metric in metrics if hasattr(metric, "values")}
 
     def abort_all(self) -> None:
-        """Removes what a failed call left in the engine."""
+        """Removes requests that a failed call left in the engine."""
         self._call("abort_all", (), {})
 
     def add_lora(self, adapter: Any) -> bool:
@@ -185,7 +185,7 @@ class EngineProcess:
         return value
 
     def _print_stacks(self) -> None:
-        """Makes the process log its threads' stacks."""
+        """Lets the process log its threads' stacks."""
         if self._process.pid is not None:
             os.kill(self._process.pid, signal.SIGUSR1)
             time.sleep(1)
@@ -194,8 +194,8 @@ class EngineProcess:
         return self.log_text()[-4000:]
 
 
-# Workers are forked too: from a process that has not used the device, without importing everything
-# again. Tests of servers and programs use spawn, vLLM's default.
+# Workers are forked from a process that has not used the device, so that they need not import
+# everything again. Tests of servers and programs use spawn, vLLM's default.
 ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
     "VLLM_WORKER_MULTIPROC_METHOD": "fork",
@@ -204,10 +204,10 @@ ENVIRONMENT = {
 
 
 def chip_for(dtype: str) -> dict[str, str]:
-    """Selects a strict chip for 16 bits: chips have no float32 attention.
+    """Selects a strict chip for 16 bits, because chips have no float32 attention.
 
-    It is the chip that the run names, as in VNPU_SOC=reference:Ascend910_9391, also if the whole
-    run is strict.
+    The chip is the one that the run names, as in VNPU_SOC=reference:Ascend910_9391, also if the
+    whole run is strict.
     """
     exact, _, chip = os.environ.get(VNPU_SOC, "").partition(":")
     return {VNPU_SOC: chip or STRICT_SOC} if exact == EXACT_SOC and dtype != "float32" else {}
@@ -237,7 +237,7 @@ def _serve(
     os.dup2(file, 1)
     os.dup2(file, 2)
     faulthandler.register(signal.SIGUSR1, file=file)
-    from vllm import LLM  # the forked-from process has it already
+    from vllm import LLM  # the process that was forked already has it
 
     try:
         llm = LLM(**engine)
@@ -275,7 +275,7 @@ def _serve(
         except Exception:
             answer = (False, traceback.format_exc())
         if not answer[0]:
-            # vLLM's future and its exception reference each other, and the frames with the workers'
+            # vLLM's future and its exception reference each other, and through frames the workers'
             # queues. At exit, zmq's context and its open sockets would form a garbage cycle, in
             # which the context's finalizer waits for the sockets forever.
             gc.collect()

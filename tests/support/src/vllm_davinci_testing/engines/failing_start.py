@@ -1,4 +1,4 @@
-"""A worker one of whose ranks fails at a chosen place of its start."""
+"""A worker with one rank that fails at a chosen point of its start."""
 
 import os
 from typing import Any
@@ -10,7 +10,7 @@ FAILING_METHOD = "TEST_FAILING_METHOD"
 
 
 class FailingStart(NPUWorker):
-    """Named by vLLM's option worker_cls."""
+    """Selected by vLLM's option worker_cls."""
 
     def init_device(self) -> None:
         super().init_device()

@@ -1,4 +1,4 @@
-"""A worker whose model can be made to fail at a chosen place."""
+"""A worker whose model can be made to fail at a chosen point."""
 
 from collections.abc import Callable
 from functools import partial
@@ -50,7 +50,7 @@ class FailingWorker:
             if passed <= calls_before:
                 return call(*arguments, **options)
             for method, each in zip(methods, proper, strict=True):
-                setattr(*method, each)  # of this object alone
+                setattr(*method, each)  # of this object only
             raise RuntimeError(f"{error} in {part}")
 
         for method, each in zip(methods, proper, strict=True):

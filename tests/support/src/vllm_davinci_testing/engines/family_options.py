@@ -4,7 +4,7 @@ from typing import Any
 
 from vllm_davinci_testing.engines.model_zoo import VOCAB_SIZE
 
-# Sizes that multi-head latent attention's operators take.
+# Sizes that MLA's operators support.
 _MLA = {
     "hidden_size": 128,
     "num_key_value_heads": 4,
@@ -16,13 +16,13 @@ _MLA = {
     "head_dim": 64,
 }
 _SIGMOID = {"topk_method": "noaux_tc", "scoring_func": "sigmoid"}
-# Additional keys of released checkpoints, which vLLM reads and transformers' configurations lack.
+# Keys of released checkpoints that vLLM reads and transformers' configurations lack.
 OF_FAMILY: dict[str, dict[str, Any]] = {
     "afmoe": {"score_func": "sigmoid", "route_norm": True, "n_group": 1, "topk_group": 1},
     "deepseek_v2": {**_MLA, "topk_method": "greedy"},
     "deepseek_v3": {**_MLA, **_SIGMOID},
     "deepseek_v32": {**_MLA, **_SIGMOID, "index_head_dim": 128, "index_topk": 512},
-    # No dense layers: vLLM requires a norm of them, which transformers' lack.
+    # No dense layers: vLLM requires a norm in them that transformers lacks.
     "axk1": {**_MLA, **_SIGMOID, "first_k_dense_replace": 0, "mlp_layer_types": None},
     "glm4_moe": {"head_dim": 64},
     "glm4_moe_lite": {**_MLA, "first_k_dense_replace": 1},
@@ -39,7 +39,7 @@ OF_FAMILY: dict[str, dict[str, Any]] = {
         "route_norm": True,
         "qk_norm": True,
     },
-    # Released models' values are narrower than keys, for which vLLM uses a CUDA backend.
+    # Released models' values are narrower than keys, and vLLM would use a CUDA backend for that.
     "mimo_v2_flash": {
         "hybrid_layer_pattern": [0, 1],
         "moe_layer_freq": [0, 1],
@@ -69,10 +69,10 @@ OF_FAMILY: dict[str, dict[str, Any]] = {
         "zero_expert_type": "identity",
     },
     "minicpm3": _MLA,
-    # transformers splits its convolution into three equal parts; released files do not.
+    # transformers splits the convolution into three equal parts; released files do not.
     "olmo_hybrid": {"linear_key_head_dim": 64, "linear_value_head_dim": 64},
     "minimax_m2": {"rotary_dim": 64, "scoring_func": "sigmoid", "use_routing_bias": True},
-    # With several groups transformers normalizes all together, trained models each group
+    # With several groups, transformers normalizes all groups together, trained models each group
     # separately.
     "mamba2": {"hidden_size": 256, "expand": 2, "num_heads": 8, "head_dim": 64, "n_groups": 1},
     "gemma3_text": {"layer_types": ["sliding_attention", "full_attention"]},
@@ -86,7 +86,7 @@ OF_FAMILY: dict[str, dict[str, Any]] = {
             "ffn_act_fn": {"name": "silu"},
         },
     },
-    # Layers after the second read the caches of those before it.
+    # Layers after the second read the caches of earlier layers.
     "gemma3n_text": {
         "num_hidden_layers": 4,
         "layer_types": ["sliding_attention", "full_attention"] * 2,
@@ -97,7 +97,7 @@ OF_FAMILY: dict[str, dict[str, Any]] = {
         "hidden_size_per_layer_input": 32,
         "laurel_rank": 16,
     },
-    # As in released models, heads are wider in layers without a window.
+    # As in released models, layers without a window have wider heads.
     "gemma4_text": {
         "layer_types": ["sliding_attention", "full_attention"],
         "per_layer_config": {"1": {"head_dim": 512}},

@@ -1,7 +1,7 @@
 """A small random checkpoint of every text family that both vLLM and transformers have.
 
-Sizes are set under the names that configurations have for them; family_options.py has the needs of
-single families.
+Sizes are set under each configuration's names for them; family_options.py has options of single
+families.
 """
 
 from collections.abc import Iterable
@@ -25,7 +25,7 @@ from vllm_davinci_testing.engines.model_zoo import (
 )
 
 NUM_LAYERS = 2
-# Values of the fields of these names, in every configuration that has them.
+# Values of fields by name, for every configuration that has them.
 SIZES: dict[str, Any] = {
     "vocab_size": VOCAB_SIZE,
     "hidden_size": 256,
@@ -69,8 +69,8 @@ SIZES: dict[str, Any] = {
     "eos_token_id": EOS_ID,
     "pad_token_id": EOS_ID,
 }
-# Fields only in transformers' configuration, where vLLM reads the same field differently, and the
-# reason. vllm/model_executor/models/commandr.py, cohere2_moe.py, mimo_v2.py
+# Fields that are set only in transformers' configuration, because vLLM reads them differently:
+# vllm/model_executor/models/commandr.py, cohere2_moe.py, mimo_v2.py
 _ONE_TOKEN_MORE = (
     {"sliding_window": SIZES["sliding_window"] + 1},
     "vLLM's layers see one token more than the configuration says, as the model was trained",
@@ -90,7 +90,7 @@ OF_REFERENCE: dict[str, tuple[dict[str, Any], str]] = {
 
 
 def text_families() -> list[str]:
-    """Returns model types whose text generation class vLLM has under the same name, sorted."""
+    """Returns, sorted, the model types whose text generation class has the same name in vLLM."""
     from vllm.model_executor.models import registry
 
     by_class = {
@@ -102,11 +102,11 @@ def text_families() -> list[str]:
 
 
 def small_config(model_type: str) -> transformers.PretrainedConfig:
-    """Returns the family's configuration with small sizes. Raises what transformers raises."""
+    """Returns the family's configuration with small sizes. Raises transformers' errors."""
     default = transformers.AutoConfig.for_model(model_type)
     known = default.to_dict()
     sizes = {name: size for name, size in SIZES.items() if name in known}
-    # A window if the family has one by default.
+    # Sets a window if the family has one by default.
     if known.get("sliding_window") is None:
         sizes.pop("sliding_window", None)
     for name in ("layer_types", "mlp_layer_types"):

@@ -1,4 +1,4 @@
-"""Small engines for fault injection, and the program that runs each: see fault_points."""
+"""Small engines for fault injection, and the program that runs each (see fault_points)."""
 
 import tempfile
 from collections.abc import Mapping
@@ -11,7 +11,7 @@ from vllm_davinci_testing.engines import vision_zoo
 from vllm_davinci_testing.engines.split_settings import SPLIT_ALWAYS
 from vllm_davinci_testing.processes.ranks import free_port
 
-# The checkout's: this package is installed from it.
+# The checkout's folder, from which this package is installed.
 CHECKPOINTS = Path(__file__).parents[5] / "checkpoints"
 LLAMA, DEEPSEEK = CHECKPOINTS / "tiny_llama", CHECKPOINTS / "tiny_deepseek"
 
@@ -42,13 +42,13 @@ prompts = [{"prompt": vision_zoo.prompt(1, "case"),
 
 @cache
 def vision_checkpoint() -> Path:
-    """A random image model, for this process's lifetime."""
+    """Writes a random image model that lasts as long as this process."""
     return vision_zoo.write_vision_checkpoint("qwen2_5_vl", Path(tempfile.mkdtemp()) / "vision")
 
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine, or data-parallel engines that step together.
+    """One engine, or data-parallel engines that step together.
 
     model:   a directory; None: an image model
     options: arguments of vllm.LLM
@@ -72,7 +72,7 @@ class Engine:
         )
 
     def places(self) -> list[dict[str, str]]:
-        """Returns variables of each program: the index of its data-parallel engine."""
+        """Returns each program's variables: the index of its data-parallel engine."""
         port = free_port()
         if self.engines == 1:
             return [{}]

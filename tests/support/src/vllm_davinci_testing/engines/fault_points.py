@@ -1,13 +1,13 @@
-"""Injects a fault at each point at which a small engine can fail, and tabulates the outcomes.
+"""Injects a fault at each point where a small engine can fail, and tabulates the outcomes.
 
-An engine of a tiny model starts, answers three requests and ends, once for every point chosen: a
-rule of VNPU_FAULTS names the point (docs/guides/inject_faults.md). Each time the tokens equal a run
-without a fault, or the program ends with an error that names the cause and a status other than 0;
+For each chosen point, an engine of a tiny model starts, answers three requests and ends, with a
+rule of VNPU_FAULTS that names the point (docs/guides/inject_faults.md). Each time the tokens equal
+those without a fault, or the program ends with a nonzero status and an error that names the cause;
 after 30 s no process or shared memory is left.
 
-Run by `nox -s faults`; `-- --one-in N` takes every Nth point of each kind, `--date` selects them,
-`--only NAME` narrows the engines and `--kinds A,B` the kinds, `--most N` limits the points per
-engine, evenly over kinds, `--page FILE` writes the tables.
+Run by `nox -s faults`; `-- --one-in N` takes every Nth point of each kind, by `--date`; `--only
+NAME` selects engines and `--kinds A,B` kinds; `--most N` limits the points per engine, evenly over
+kinds; `--page FILE` writes the tables.
 """
 
 import argparse
@@ -39,12 +39,12 @@ KINDS = (
     "point", "alloc", "physical", "map", "pinned", "stream", "event", "launch", "synchronize",
     "collective", "segment",
 )  # fmt: skip
-# Calls of the host, in the order of host_faults::Call; in all processes of an engine.
+# Calls of the host, in the order of host_faults::Call; counted in all of an engine's processes.
 HOST_KINDS = ("host:malloc", "host:open", "host:write", "host:fsync")
 ANY_RANK = -1
-# Points per rank and kind, evenly spread: a process allocates memory millions of times.
+# Points per rank and kind, evenly spread, because a process allocates memory millions of times.
 MOST_POINTS = 4000
-# Effects of a fault by kind of point; points alternate between them.
+# Effects of a fault by kind of point, used alternately.
 ACTIONS = {
     "stream": ("207005", "throw"),
     "event": ("207007", "throw"),
@@ -59,15 +59,15 @@ ACTIONS = {
 }
 OF_MEMORY = ("oom", "throw")
 LIMITS = {"VNPU_WAIT_LIMIT": "25", "VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "30"}
-# Limits of a run, and of its processes' end after it.
+# Limits of a run, and of the end of its processes.
 RUN_LIMIT_S, END_LIMIT_S = 480.0, 30.0
-# From a fault to the end of all processes: 30 s, doubled on a machine with other work.
+# From a fault to the end of all processes: 30 s, doubled for a machine with other work.
 LATE_S = 60.0
-# Excludes the text of the rule, which every error of vnpu contains.
+# Without the rule's text, which every error of vnpu contains.
 NAMES = re.compile(
     r"out of memory|rank \d+ \(pid|EngineCore .*died|failed in |MemoryError|bad_alloc|"
     r"allocate memory|Too many open files|No space left|Input/output error|"
-    r"memory allocation of|"  # Rust's
+    r"memory allocation of|"  # Rust's message
     r"No usable temporary directory"  # Python's message if no file can be written
 )
 
@@ -87,13 +87,13 @@ class Run:
 
 
 def run(engine: Engine, faults: str) -> Run:
-    """Runs an engine under a plan, and records what it leaves."""
+    """Runs an engine with a fault plan, and records what it leaves behind."""
     with tempfile.TemporaryDirectory() as directory:
         places = engine.places()
         logs = [Path(directory) / f"log{number}" for number in range(len(places))]
         variables = {"VNPU_FAULTS": faults, "VLLM_LOGGING_LEVEL": "INFO", **LIMITS}
         ended: list[tuple[int, str]] = []
-        # C library calls are replaced at an interpreter's start; other faults apply to forks.
+        # C library calls are replaced when an interpreter starts; other faults also work in forks.
         start = run_programs_together if _C.fault_plan_reaches_host(faults) else run_forks
         runner = threading.Thread(
             target=lambda: ended.extend(
@@ -122,8 +122,8 @@ def run(engine: Engine, faults: str) -> Run:
         result.left = [f"process {each.pid}" for each in left]
         for path in watch.held:
             if path.name.startswith("psm_"):
-                # A semaphore of multiprocessing remains: a tracker frees it at its end, and forks
-                # use the fork server's tracker, which continues.
+                # multiprocessing's semaphores remain: the tracker frees them when it ends, and
+                # forks share the fork server's, which continues.
                 path.unlink(missing_ok=True)
             elif path.exists():
                 result.left.append(str(path))
@@ -146,12 +146,12 @@ class Watch:
         self.held: set[Path] = set()
 
     def look(self) -> str:
-        """Returns all output of the programs, and notes the time of a fault."""
+        """Returns all output of the programs, and notes the time of the fault."""
         text = "".join(log.read_text(errors="replace") for log in self._logs if log.exists())
         if self.fault_at is None and "VNPU_FAULTS: " in text:
             self.fault_at = time.monotonic()
         self._sessions = [int(found) for found in re.findall(r"^session (\d+)", text, re.MULTILINE)]
-        with suppress(OSError, psutil.Error):  # one that has ended meanwhile
+        with suppress(OSError, psutil.Error):  # a process that has ended meanwhile
             self.held.update(shared_memory(self.processes()))
         return text
 
@@ -180,7 +180,7 @@ def outcome(result: Run, expected: list[str], rule: str) -> str:
 
 
 def points_of(engine: Engine) -> tuple[list[str], dict[int, Counter[str]]]:
-    """Returns the right answers, and the number of points by kind and rank."""
+    """Returns the right answers, and the numbers of points by kind and rank."""
     with tempfile.TemporaryDirectory() as directory:
         result = run(engine, f"count:{directory}")
         if result.status != 0 or len(result.answers) != 3 * engine.engines:
@@ -194,13 +194,13 @@ def points_of(engine: Engine) -> tuple[list[str], dict[int, Counter[str]]]:
         points[ANY_RANK] = Counter()
         for file in Path(directory).glob("*.host"):
             calls = struct.unpack_from("=4Q", file.read_bytes(), 8)
-            # Every process counts for itself: a rule applies to those with enough calls.
+            # Each process counts for itself, so a rule applies to processes with enough calls.
             points[ANY_RANK] |= Counter(dict(zip(HOST_KINDS, calls, strict=True)))
         return result.answers, points
 
 
 def chosen(points: dict[int, Counter[str]], one_in: int, date: str) -> Iterator[tuple[str, str]]:
-    """Yields each point's kind and rule if due on this date, as once in `one_in` days."""
+    """Yields kind and rule of each point that is due on this date, once in `one_in` days."""
     day = datetime.date.fromisoformat(date).toordinal()
     for rank, kinds in sorted(points.items()):
         for kind, count in sorted(kinds.items()):
@@ -209,14 +209,14 @@ def chosen(points: dict[int, Counter[str]], one_in: int, date: str) -> Iterator[
             step = one_in * max(1, count // MOST_POINTS)
             for number in range(1 + (seed + day) % step, count + 1, step):
                 action = actions[number // step % len(actions)]
-                if rank == ANY_RANK:  # from there on, as when the machine has no more
+                if rank == ANY_RANK:  # fails from there on, as when a resource is used up
                     yield kind, f"{kind}@{number}+={action}"
                 else:
                     yield kind, f"rank={rank};{kind}@{number}={action}"
 
 
 def shuffled(rules: Iterable[tuple[str, str]], date: str) -> list[tuple[str, str]]:
-    """Returns the rules in an order that depends on the date and alternates kinds."""
+    """Orders the rules by the date, alternating kinds."""
     mixed = sorted(rules, key=lambda each: hashlib.sha256(f"{date} {each[1]}".encode()).digest())
     seen: Counter[str] = Counter()
     turns = []

@@ -1,4 +1,4 @@
-"""Tables of the outcomes of faults."""
+"""Tables of the outcomes of injected faults."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ GOOD = ("bit-equal", "error with its cause", "not reached")
 
 @dataclass
 class Tally:
-    """Counts of outcomes at the points of one kind."""
+    """Counts of outcomes for one kind of points."""
 
     points: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
@@ -28,7 +28,7 @@ class Tally:
         )
 
     def cells(self) -> str:
-        """Returns the tally's columns of a table."""
+        """Formats the tally's columns of a table."""
         good = [str(self.outcomes[name]) for name in GOOD]
         bad = ", ".join(f"{n} {name}" for name, n in self.outcomes.items() if name not in GOOD)
         times = (

@@ -1,4 +1,4 @@
-"""Types of the fixtures that tests of engines take."""
+"""Types of fixtures for tests of engines."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -7,9 +7,9 @@ from pathlib import Path
 from vllm_davinci_testing.engines.engine_process import EngineProcess
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference
 
-Zoo = Callable[[str], Path]  # directory of a small model, by its name
+Zoo = Callable[[str], Path]  # directory of a small model by name
 Reference = Callable[[str], TransformersReference]
 StartEngine = Callable[..., EngineProcess]
-Engines = Callable[..., AbstractContextManager[EngineProcess]]  # whose tokens are compared
+Engines = Callable[..., AbstractContextManager[EngineProcess]]  # compares tokens
 Undrafted = Callable[[Path], list[list[int]]]  # a checkpoint's tokens without drafts
 Prompts = list[list[int]]

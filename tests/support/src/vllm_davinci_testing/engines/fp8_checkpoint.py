@@ -1,4 +1,4 @@
-"""A checkpoint with fp8 weights in blocks, rounded by transformers' own operation."""
+"""A checkpoint with block-wise fp8 weights, rounded by transformers' own operation."""
 
 import json
 import shutil
@@ -32,7 +32,7 @@ def deepseek_of_blocks(**fields: Any) -> DeepseekV3Config:
 def write_block_fp8(source: Path, directory: Path, num_shards: int = 2) -> Path:
     """Rounds projections with sizes divisible by 128 to fp8. source: a float checkpoint in one file
 
-    A weight may lie in another shard than its scales.
+    A weight and its scales may be in different shards.
     """
     shutil.copytree(source, directory)
     tensors = load_file(source / "model.safetensors")

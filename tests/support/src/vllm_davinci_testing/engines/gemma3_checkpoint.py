@@ -23,7 +23,7 @@ from vllm_davinci_testing.engines.vision_zoo import (
 SIDE, PATCH = 112, 14
 TOKENS_PER_IMAGE = 16
 WINDOW = 12  # shorter than an image
-# One token for up to four of them, as Gemma's tokenizer has: vLLM joins those around images.
+# One token for up to four newlines, as in Gemma's tokenizer: vLLM joins those around images.
 NEWLINES = ["\n" * count for count in range(1, 5)]
 
 
@@ -89,5 +89,5 @@ def _fill_projector(network: Any) -> None:
 
 
 def gemma3_prompt(*words: str) -> str:
-    """Joins words with an image between every two."""
+    """Joins strings with an image between each pair."""
     return VISION_START.join(words)

@@ -16,7 +16,7 @@ FUZZED = {**RACES, "VNPU_SCHEDULE": "fuzz:3"}
 COMPOSED = {"additional_config": {"enable_compiled_operators": False}}
 TWO_STAGES = {"distributed_executor_backend": "mp", "pipeline_parallel_size": 2}
 TWO_RANKS = {"distributed_executor_backend": "mp", "tensor_parallel_size": 2}
-# Chunked prompts of any length, with decodes, in graphs if all decode.
+# Chunks of prompts run beside decodes; steps of decodes use graphs.
 IN_PARTS = {
     "enforce_eager": False,
     "async_scheduling": True,
@@ -28,7 +28,7 @@ IN_PARTS = {
 def paths(
     thorough: Mapping[str, Mapping[str, Any]], nightly: Mapping[str, Any] = IN_PARTS
 ) -> list[Any]:
-    """Returns test parameters: a path's options for nightly runs, and thorough ones by name."""
+    """Returns test parameters: a path's options for nightly runs, and thorough paths by name."""
     return [
         pytest.param(nightly, id="in_parts", marks=pytest.mark.nightly("layouts")),
         *(
@@ -62,7 +62,9 @@ def assert_same_on_every_path(
     max_tokens: int,
     options: Mapping[str, Any],
 ) -> None:
-    """The engine continues prompts as transformers does, and replays graphs where it has them."""
+    """Asserts that the engine continues prompts like transformers, and replays graphs if it has
+    any.
+    """
     assert_generates(engine, reference, random_prompts(lengths), max_tokens)
     replays = [sum(each.values()) for each in engine.on_workers("graph_replays")]
     assert all(replays) if "enforce_eager" in options else not any(replays)
@@ -76,7 +78,7 @@ def tokens_of(outputs: Sequence[Any]) -> list[list[int]]:
 def greedy_tokens(
     engine: EngineProcess, prompts: Sequence[Sequence[int]], max_tokens: int
 ) -> list[list[int]]:
-    """Returns the likeliest tokens after each prompt, and does not stop at an end of text."""
+    """Returns the likeliest tokens after each prompt, also after an end of text."""
     greedy = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
     return tokens_of(engine.generate(as_inputs(prompts), greedy))
 
@@ -91,7 +93,7 @@ def assert_generates(
     prompts: Sequence[Sequence[int]],
     max_tokens: int,
 ) -> None:
-    """Asserts that the engine continues all prompts as transformers does."""
+    """Asserts that the engine continues all prompts like transformers."""
     greedy = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
     outputs = engine.generate(as_inputs(prompts), greedy)
     assert_greedy(reference, prompts, outputs, max_tokens)
@@ -100,14 +102,14 @@ def assert_generates(
 def bits(
     engine: EngineProcess, prompts: Sequence[Sequence[int]], adapter: LoRARequest | None = None
 ) -> list[Any]:
-    """Generates 16 greedy tokens per prompt, with logprobs; every other request has the adapter."""
+    """Generates 16 greedy tokens per prompt with logprobs; every other request uses the adapter."""
     greedy = SamplingParams(temperature=0, max_tokens=16, ignore_eos=True, logprobs=3)
     asked = {} if adapter is None else {"lora_request": [None, adapter] * (len(prompts) // 2)}
     return tokens_and_logprobs(engine.generate(as_inputs(prompts), greedy, **asked))
 
 
 def tokens_and_logprobs(outputs: Sequence[Any]) -> list[Any]:
-    """Returns each output's tokens, and the logprobs of the likeliest at each position."""
+    """Returns each output's tokens, and the likeliest logprobs at each position."""
     return [
         (
             list(output.outputs[0].token_ids),

@@ -1,4 +1,4 @@
-"""GLM-4V at its smallest: its encoder interpolates position embeddings at an image's patches."""
+"""The smallest GLM-4V: its encoder interpolates position embeddings for an image's patches."""
 
 from collections.abc import Callable
 from typing import Any
@@ -34,15 +34,16 @@ def glm4v_config(
             rope_parameters=rope,
             vocab_size=max(tokens.values()) + 1,
             **(experts if kind == "glm4v_moe" else {}),
-            # Also of its encoder's merger: three times its output in transformers.
+            # Also the size of the encoder's merger, which transformers makes three times its
+            # output.
             **(
                 {"intermediate_size": 3 * 256}
                 if has_whole_heads
-                else {"attention_bias": True}  # as released; transformers always has them
+                else {"attention_bias": True}  # as released; transformers always has these weights
             ),
         ),
         vision_config={
-            "depth": 2 if has_whole_heads else 3,  # no answer of a test has an image token
+            "depth": 2 if has_whole_heads else 3,  # no answer contains an image token
             "hidden_size": 144,  # heads of 72
             "intermediate_size": 192,
             "num_heads": 2,
@@ -57,8 +58,9 @@ def glm4v_config(
 def glm4v_processor(
     tokenizer: Any, patch: int, smallest: int, largest: int
 ) -> transformers.ProcessorMixin:
-    """smallest, largest: number of pixels of an image"""
-    size = {"shortest_edge": 2 * smallest, "longest_edge": 2 * largest}  # an image is two frames
+    """smallest, largest: number of an image's pixels"""
+    # An image counts as two frames.
+    size = {"shortest_edge": 2 * smallest, "longest_edge": 2 * largest}
     return transformers.Glm4vProcessor(
         image_processor=transformers.Glm4vImageProcessor(patch_size=patch, size=size),
         video_processor=transformers.Glm4vVideoProcessor(patch_size=patch, size=size),

@@ -1,4 +1,4 @@
-"""GLM-5.3-Flash at its smallest: delta rules, and MLA to tokens of chosen groups."""
+"""The smallest GLM-5.3-Flash: delta rules, and MLA to tokens of selected groups."""
 
 import shutil
 from collections.abc import Callable
@@ -13,8 +13,8 @@ from torch import nn
 from vllm_davinci_testing.engines.compressed_zoo import INDEXED_STREAMS
 from vllm_davinci_testing.engines.glm4v_model import PATCH
 
-POOL = 16  # tokens of a group
-CHOSEN = 3  # groups that a query sees, besides the open one
+POOL = 16  # tokens per group
+CHOSEN = 3  # groups that a query attends to, besides the open group
 
 TEXT: dict[str, Any] = {
     "hidden_size": 128,
@@ -58,7 +58,7 @@ def glm5_next_config(
             "patch_size": PATCH,
             "out_hidden_size": 128,
             "projection_intermediate_size": 192,
-            "rms_norm_eps": 1e-6,  # vLLM's definition has it, whatever a file says
+            "rms_norm_eps": 1e-6,  # constant in vLLM's definition
         },
         **tokens,
     )
@@ -67,8 +67,9 @@ def glm5_next_config(
 def glm5_next_processor(
     tokenizer: Any, patch: int, smallest: int, largest: int
 ) -> transformers.ProcessorMixin:
-    """smallest, largest: number of pixels of an image"""
-    size = {"shortest_edge": 2 * smallest, "longest_edge": 2 * largest}  # an image is two frames
+    """smallest, largest: number of an image's pixels"""
+    # An image counts as two frames.
+    size = {"shortest_edge": 2 * smallest, "longest_edge": 2 * largest}
     return transformers.Glm5NextProcessor(
         image_processor=transformers.Glm5NextImageProcessor(patch_size=patch, size=size),
         video_processor=transformers.Glm5NextVideoProcessor(patch_size=patch, size=size),
@@ -79,7 +80,7 @@ def glm5_next_processor(
 
 @torch.no_grad()
 def fill_streams_and_pools(network: nn.Module) -> None:
-    """Fills tensors that random weights leave neutral: streams, gates of groups, decays."""
+    """Fills tensors that random weights leave neutral: streams, groups' gates, decays."""
     for name, tensor in network.named_parameters():
         part = name.rpartition(".")[2]
         if part in ("fn", "index_kpool_compress_gate"):
@@ -96,8 +97,8 @@ def fill_streams_and_pools(network: nn.Module) -> None:
 def with_mtp(source: Path, destination: Path) -> Path:
     """Copies a checkpoint and adds an MTP layer after the last layer.
 
-    It is a copy of the last layer that reads the model's hidden state and a little of the next
-    token: its drafts are sometimes right.
+    The layer is a copy of the last one that also reads a little of the next token: some of its
+        drafts are right.
     """
     shutil.copytree(source, destination)
     target = load_file(source / "model.safetensors")

@@ -4,7 +4,7 @@ from typing import Any
 
 
 def decode_graphs(*sizes: int) -> dict[str, Any]:
-    """Returns options of an engine that captures decode steps of these numbers of tokens."""
+    """Returns options of an engine that captures decode steps of these sizes."""
     return {
         "enforce_eager": False,
         "compilation_config": {

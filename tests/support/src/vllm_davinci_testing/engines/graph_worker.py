@@ -1,4 +1,4 @@
-"""A worker that reports its graphs' contents, and whose device can be made too small for them."""
+"""A worker that reports what its graphs hold, and can exhaust its device."""
 
 import ctypes
 from collections.abc import Callable, Iterator
@@ -10,7 +10,7 @@ from vllm.config import CUDAGraphMode
 
 from vllm_davinci.vnpu import _C
 
-# On an exhausted device.
+# Patterns of errors on an exhausted device.
 SPARE_STREAMS = 4
 SPARE_BYTES = 1 << 20
 FOR_WAITS = 1  # ACL_EVENT_SYNC, in acl_rt.h
@@ -23,13 +23,13 @@ class GraphWorker:
     rank: int
 
     def planned_and_held(self) -> tuple[dict[str, int], dict[str, int]]:
-        """Returns the planned figures of all graphs, and the real ones. Memory in bytes."""
+        """Returns the planned and the real resources of all graphs. Memory in bytes."""
         runner = self.model_runner
         held = {**_C.graph_holdings(), "memory": runner.graphs.captured_bytes}
         return runner.graphs.plan.totals(), held
 
     def capture_again_with_a_failure(self, sizes: list[int], num_tokens: int, rank: int) -> None:
-        """Captures all sizes again; on one rank the model raises during one capture."""
+        """Captures all sizes again, with an error of one rank's model during one capture."""
 
         def fail(module: Any, inputs: Any, kwargs: dict[str, Any]) -> None:
             is_captured = torch.npu.is_current_stream_capturing()
@@ -44,14 +44,14 @@ class GraphWorker:
             hook.remove()
 
     def capture_again_without(self, sizes: list[int], what: str) -> None:
-        """Captures all sizes again on a device with almost no `what` left.
+        """Captures all sizes again on a device that has almost used up `what`.
 
         what: streams, events or memory
         """
         held = _C.graph_holdings()
         taken = {
             "streams": _taken_streams(SPARE_STREAMS),
-            # Streams of two graphs, and some for the eager step before each capture.
+            # Streams for two graphs, and some for the eager step before each capture.
             "events": _taken_events(5 * held["events"] // (2 * held["graphs"])),
             "memory": _taken_memory(SPARE_BYTES),
         }[what]
@@ -73,7 +73,7 @@ class GraphWorker:
 def _taken_memory(spare_bytes: int) -> Iterator[None]:
     free_bytes, _ = torch.npu.mem_get_info()
     acl, taken = ctypes.CDLL("libascendcl.so"), ctypes.c_void_p()
-    # Not from torch's allocator, which keeps to a share of the device.
+    # Not from torch's allocator, which is limited to a share of the device.
     assert not acl.aclrtMalloc(ctypes.byref(taken), ctypes.c_size_t(free_bytes - spare_bytes), 0)
     yield
     acl.aclrtFree(taken)
@@ -83,7 +83,7 @@ def _taken_memory(spare_bytes: int) -> Iterator[None]:
 def _taken(
     create: Callable[[Any], int], destroy: Callable[[Any], int], spare: int
 ) -> Iterator[None]:
-    """Allocates all handles of the device except `spare`."""
+    """Allocates all of the device's handles except `spare`."""
     handles = []
     while not create(ctypes.byref(handle := ctypes.c_void_p())):
         handles.append(handle)
@@ -101,7 +101,7 @@ def _taken_streams(spare: int) -> AbstractContextManager[None]:
 
 def _taken_events(spare: int) -> AbstractContextManager[None]:
     acl = ctypes.CDLL("libascendcl.so")
-    # The device creates events of this kind immediately.
+    # The device creates this kind of events immediately.
     return _taken(
         lambda event: acl.aclrtCreateEventWithFlag(event, FOR_WAITS), acl.aclrtDestroyEvent, spare
     )

@@ -36,7 +36,7 @@ def generate_on(
     log: Path,
     **variables: str,
 ) -> subprocess.Popen[bytes]:
-    """Starts a program that makes an engine and prints its greedy tokens. options: of vllm.LLM"""
+    """Starts a program that makes an engine and prints its greedy tokens. options: for vllm.LLM"""
     texts = [json.dumps(prompts), json.dumps(options), str(max_tokens)]
     command = [sys.executable, "-c", _GENERATE, *texts]
     return host.start(command, {**environment_on(host), **variables}, log)

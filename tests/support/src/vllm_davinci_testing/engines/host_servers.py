@@ -1,6 +1,6 @@
 """`vllm serve` on test hosts, and a client on one of them.
 
-Nothing outside of the hosts reaches their network: the client is a process there.
+The client runs on a host, because nothing outside reaches the hosts' network.
 """
 
 import json
@@ -18,8 +18,8 @@ from vllm_davinci_testing.processes.waiting import becomes_true
 
 PORT = 8000
 
-# Waits for the server, sends all requests together, and prints each result. "STARTED" once each has
-# a token.
+# Waits for the server, sends all requests together, and prints each result; prints "STARTED" when
+# each request has a token.
 CLIENT = """
 import json, sys, threading, time
 from concurrent.futures import ThreadPoolExecutor
@@ -101,7 +101,7 @@ class HostClient:
         return self.process.poll() is not None
 
     def answers(self) -> list[dict[str, Any]]:
-        """Returns each request's tokens, their logprobs, and the error or ""."""
+        """Returns each request's tokens, logprobs, and error or ""."""
         answers: list[dict[str, Any]] = self._printed("ANSWERS")
         return answers
 
@@ -123,7 +123,7 @@ class HostClient:
 def serve_on(
     host: Host, model: Path, folder: Path, *options: str, **environment: str
 ) -> HostServer:
-    """Starts a small server on a host, with its log in the folder under the host's name."""
+    """Starts a small server on a host; its log in the folder is named after the host."""
     log = folder / f"{host.name}.txt"
     of_host = {**FORKED_WORKERS, "VLLM_HOST_IP": host.address, "OMP_NUM_THREADS": "1"}
     command = [*VLLM, "serve", str(model), f"--port={PORT}", *SMALL, *options]
@@ -131,7 +131,7 @@ def serve_on(
 
 
 def ask(server: HostServer, prompts: Sequence[list[int]], max_tokens: int) -> HostClient:
-    """Starts a client that requests the greedy continuation of every prompt."""
+    """Starts a client that requests a greedy continuation of each prompt."""
     output = server.log.with_suffix(".client.txt")
     url = f"http://{server.host.address}:{PORT}"
     asked = json.dumps([url, str(server.model), list(prompts), max_tokens, START_LIMIT_S])
@@ -142,7 +142,7 @@ def ask(server: HostServer, prompts: Sequence[list[int]], max_tokens: int) -> Ho
 def wait_for(
     clients: Sequence[HostClient], servers: Sequence[HostServer], limit_s: float = START_LIMIT_S
 ) -> None:
-    """Returns when the clients have ended; fails if a server ends earlier, or at the limit."""
+    """Waits until the clients have ended; fails if a server ends earlier, or at the time limit."""
 
     def is_over() -> bool:
         for server in servers:

@@ -1,4 +1,4 @@
-"""Malicious checkpoints: every field, index value, length and kind of file in turn.
+"""Malicious checkpoints: every field, index value, length and kind of file is changed in turn.
 
 A mutation changes a copy of the two-file checkpoint of `write_whole_checkpoint`.
 """
@@ -22,7 +22,7 @@ import transformers
 from vllm_davinci.core.weight_files.files import INDEX_NAME
 
 CONFIG_NAME = "config.json"
-# Replaces every value of a header or an index.
+# Values that replace each value of a header or index.
 ODD: tuple[Any, ...] = (
     None, True, -1, 0, 1, 10**12, 2**62, 2**64, 2**70, 0.5, 1e400, "", "../x", "a\0b", "F16",
     "model-00001-of-00002.safetensors", [], [None], [0, 0], {}, {"a": 1},
@@ -37,7 +37,7 @@ SECTION: dict[str, Any] = {
         }
     },
 }  # fmt: skip
-# Cases of a test: each takes its share of the mutations.
+# Cases of a test; each tests its share of the mutations.
 PARTS = 24
 LIMIT_S = 20
 
@@ -60,7 +60,7 @@ def files_of(directory: Path) -> list[Path]:
 
 
 def read(path: Path) -> tuple[Any, bytes]:
-    """Returns the header and content of a file."""
+    """Reads header and content of a file."""
     data = path.read_bytes()
     (length,) = struct.unpack_from("<Q", data)
     return json.loads(data[8 : 8 + length]), data[8 + length :]
@@ -91,7 +91,7 @@ def replace_by(make: Callable[[Path], None], name: str, directory: Path) -> None
 
 
 def spoilt(content: Any) -> Iterator[Any]:
-    """Yields the value with an invalid one in each position, entries missing, or swapped."""
+    """Yields copies of the value: an invalid value in each position, entries missing or swapped."""
     for key in list(content if isinstance(content, dict) else range(len(content))):
         for odd in ODD:
             yield (
@@ -123,7 +123,7 @@ REPLACEMENTS: dict[str, Callable[[Path], None]] = {
 
 
 def mutations(whole: Path) -> Iterator[tuple[str, Mutation]]:
-    """Yields the kind of each mutation, and the function that applies it to a copy."""
+    """Yields each mutation's kind, and a function that applies it to a copy."""
     file = files_of(whole)[-1]
     header, content = read(file)
     for changed in spoilt(header):
@@ -171,7 +171,7 @@ def config_mutations(whole: Path) -> Iterator[tuple[str, Mutation]]:
 def copies(
     whole: Path, mutations: Iterator[tuple[str, Mutation]], part: int, room: Path
 ) -> Iterator[tuple[str, Path]]:
-    """Yields kind and directory of each mutated copy, which is deleted afterwards."""
+    """Yields kind and directory of each mutated copy; deletes the copy afterwards."""
     for number, (kind, mutate) in enumerate(mutations):
         if number % PARTS != part:
             continue
@@ -183,7 +183,7 @@ def copies(
 
 
 def names_a_file_of(directory: Path, message: str) -> bool:
-    """True if a message's first line names the checkpoint or a file of it."""
+    """True if a message's first line names the checkpoint or one of its files."""
     line = message.splitlines()[0] if message else ""
     named = {directory.name, CONFIG_NAME, INDEX_NAME, *(p.name for p in directory.iterdir())}
     return any(name in line for name in named)
@@ -191,7 +191,7 @@ def names_a_file_of(directory: Path, message: str) -> bool:
 
 @contextmanager
 def limited() -> Iterator[None]:
-    """Raises TimeoutError if the enclosed work hangs."""
+    """Raises TimeoutError if the work in this context hangs."""
 
     def late(*_: object) -> None:
         raise TimeoutError(f"not done after {LIMIT_S} s")

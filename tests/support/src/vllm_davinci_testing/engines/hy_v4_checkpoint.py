@@ -1,8 +1,8 @@
 """Small checkpoints of HY-V4's shape under released names, and their tensors in transformers.
 
-vLLM's definition rotates pairs of neighbours, as its comments say released files have them;
-transformers rotates halves. The files here are vLLM's, and `rotate_halves` orders the rows of
-transformers' network so that both compute the same.
+vLLM's definition rotates pairs of adjacent entries, which its comments say is the order of released
+files; transformers rotates halves. Files here have vLLM's order, and `rotate_halves` reorders the
+rows of transformers' network so that both compute the same.
 """
 
 import re
@@ -22,7 +22,7 @@ OPTIONS: dict[str, Any] = {
     "index_head_dim": 128,
     "n_routed_experts": 8,
     "num_experts_per_tok": 2,
-    "swiglu_limit": 1.0,  # which many activations reach
+    "swiglu_limit": 1.0,  # many activations reach it
     "hc_eps": 1e-3,
     "moe_intermediate_size": 64,
     "q_lora_rank": 96,
@@ -31,13 +31,13 @@ OPTIONS: dict[str, Any] = {
     "qk_nope_head_dim": 32,
     "v_head_dim": 32,
     "index_topk": NUM_CHOSEN,
-    # vLLM's norm of an indexer's keys has this eps whatever the configuration says.
+    # eps of an indexer's key norm, which vLLM fixes.
     "rms_norm_eps": 1e-6,
-    # The last layer attends to the tokens that the layer before it has selected.
+    # The last layer attends to the tokens selected by the layer before.
     "indexer_types": ["full", "full", "shared"],
 }
 HY_V4 = ZooModel("hy_v4", "hy_v4", 4, 4, 64, 128, num_layers=3, options=OPTIONS)
-# What transformers writes -> the released name, which it reads too.
+# Name written by transformers -> released name, which it reads, too.
 _RELEASED_NAMES = {
     r"\.hc_pre\.(hc_(?:attn|mlp)_layer)\.": r".\1.hc_pre.",
     r"\.hc_pre\.hc_head\.": ".hc_head.",
@@ -46,7 +46,7 @@ _RELEASED_NAMES = {
 
 
 def release_hy_v4(directory: Path, options: Mapping[str, Any]) -> None:
-    """Gives the tensors of a checkpoint that transformers has written their released names."""
+    """Renames the tensors of a checkpoint written by transformers to released names."""
     path = directory / "model.safetensors"
     tensors = {}
     for name, tensor in load_file(path).items():
@@ -58,7 +58,9 @@ def release_hy_v4(directory: Path, options: Mapping[str, Any]) -> None:
 
 @torch.no_grad()
 def rotate_halves(network: nn.Module) -> None:
-    """Orders the rotated rows of transformers' network, loaded from a released file, by halves."""
+    """Reorders the rotated rows of transformers' network, loaded from a released file, into
+    halves.
+    """
     config: Any = network.config
     rope = config.qk_rope_head_dim
     for layer in network.model.layers:

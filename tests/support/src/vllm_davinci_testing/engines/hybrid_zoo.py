@@ -4,7 +4,7 @@ from typing import Any
 
 from vllm_davinci_testing.engines.zoo_model import ZooModel
 
-# Gated DeltaNet, gated attention with partial rotary positions; dense layers and experts.
+# Gated DeltaNet, and gated attention with partial rotary embedding; dense layers and experts.
 GATED_DELTA_NET: dict[str, Any] = {
     "linear_key_head_dim": 32,
     "linear_value_head_dim": 48,
@@ -38,7 +38,7 @@ HYBRIDS = (
             "mlp_only_layers": [1],
         },
     ),
-    # States larger than a block of keys and values: blocks grow.
+    # States larger than a block of keys and values, so that blocks grow.
     ZooModel(
         *("qwen3_next_large_state", "qwen3_next", 4, 1, 64),
         hidden_size=128,
@@ -58,7 +58,7 @@ HYBRIDS = (
             "decoder_sparse_step": 1,
         },
     ),
-    # Without interleaved projections; states are fp32 in any model dtype.
+    # Projections are not interleaved; states are fp32 with any model dtype.
     ZooModel(
         *("qwen3_5_dense", "qwen3_5_text", 4, 2, 64),
         hidden_size=128,
@@ -101,7 +101,7 @@ HYBRIDS = (
             "routed_scaling_factor": 2.5,
         },
     ),
-    # Mamba2 with one group, whole on every rank; experts and a shared expert; no positions.
+    # Mamba2 with one group, replicated on every rank; experts and a shared expert; no positions.
     ZooModel(
         *("granite_hybrid_moe", "granitemoehybrid", 4, 2, 32),
         hidden_size=128,
@@ -124,8 +124,8 @@ HYBRIDS = (
             "attention_multiplier": 0.1,
         },
     ),
-    # Kimi delta attention, MLA without positions; experts in every layer: transformers writes dense
-    # layers under experts' names.
+    # Kimi delta attention, and MLA without positions. All layers have experts, because transformers
+    # writes dense layers under experts' names.
     ZooModel(
         *("kimi_linear", "kimi_linear", 4, 4, 64),
         hidden_size=128,
@@ -152,7 +152,7 @@ HYBRIDS = (
             "rms_norm_eps": 1e-5,
         },
     ),
-    # Rates up to 2; norms over all heads, after attention.
+    # Decay rates up to 2; norms over all heads, after attention.
     ZooModel(
         *("olmo_hybrid", "olmo_hybrid", 4, 4, 64),
         hidden_size=256,

@@ -1,4 +1,4 @@
-"""int8 checkpoints: exports of float ones, and changes for tests."""
+"""int8 checkpoints: exports of float checkpoints, and changes to them for tests."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -19,13 +19,13 @@ from vllm_davinci.core.weight_files.files import QUANTIZED_INDEX_NAME
 
 Quantize = Callable[..., Path]
 
-WRITTEN = "quant_model_weights-*.safetensors"  # one for each file of the source
+WRITTEN = "quant_model_weights-*.safetensors"  # one input range for each file of the source
 
 _INT8 = {"num_bits": 8, "type": "int", "symmetric": True}
 
 
 def compressed_int8(is_static: bool = False) -> dict[str, Any]:
-    """Returns compressed-tensors' section of config.json. is_static: one input scale per layer"""
+    """Returns config.json's section for compressed-tensors. is_static: one input scale per layer"""
     dynamic = {**_INT8, "strategy": "token", "dynamic": True}
     static = {**_INT8, "strategy": "tensor", "dynamic": False, "symmetric": False}
     return {
@@ -61,7 +61,9 @@ def write_int8(
     calibration: Sequence[int],
     dtype: torch.dtype = torch.bfloat16,
 ) -> Path:
-    """Exports a float checkpoint; the tokens give static layers' ranges. Returns the directory."""
+    """Exports a float checkpoint, with static layers' ranges from the tokens; returns the
+    directory.
+    """
     ranges = {}
     if kind == "W8A8":
         ranges = input_ranges(source, [torch.tensor([[*calibration]])])
@@ -80,7 +82,7 @@ def tensors_of(directory: Path) -> dict[str, torch.Tensor]:
 def rewrite(
     directory: Path, tensors: dict[str, torch.Tensor], description: dict[str, Any] | None = None
 ) -> None:
-    """Replaces an exported checkpoint's tensors and description, in one file."""
+    """Writes new tensors and description into an exported checkpoint, as one file."""
     (directory / QUANTIZED_INDEX_NAME).unlink(missing_ok=True)
     for file in directory.glob(WRITTEN):
         file.unlink()
@@ -90,14 +92,16 @@ def rewrite(
 
 
 def mixed(weight: Tensor) -> dict[str, Tensor]:
-    """Quantizes a layer for prefill engines (scales per token) and decode engines (one scale)."""
+    """Quantizes a layer for prefill engines (a scale per token) and decode engines (one scale)."""
     layer = FloatLayer(weight, torch.bfloat16, inputs=InputRange(-6, 6))
     made = [find_scheme(kind, "p").rounded(layer) for kind in ("W8A8", "W8A8_DYNAMIC")]
     return made[0] | made[1]
 
 
 def of_four_bits(weight: Tensor) -> dict[str, Tensor]:
-    """Packs two rows' integers into each byte, with the term that products of int8 halves omit."""
+    """Packs two rows' integers into each byte, with the term that products of int8 halves leave
+    out.
+    """
     wide = weight.float()
     scale = (wide.abs().amax(1, keepdim=True) / 7).clamp_min(1e-8)
     integers = (wide / scale).round().to(torch.int8)
@@ -116,7 +120,7 @@ WRITERS: Mapping[str, Callable[[Tensor], dict[str, Tensor]]] = {
 
 
 def as_type(quantize: Quantize, source: Path, kind: str, only: str = "") -> Path:
-    """Exports a float checkpoint; layers whose names contain `only` get another type."""
+    """Exports a float checkpoint; layers whose names contain `only` have another type."""
     directory = quantize(source, "W8A8_DYNAMIC", name=f"{source.name}-{kind}-{only}")
     tensors = tensors_of(directory)
     description = json.loads((directory / DESCRIPTION).read_text())

@@ -1,8 +1,7 @@
-"""An int8 checkpoint run by transformers, with every quantized layer in plain integers.
+"""An int8 checkpoint in transformers, with plain integers in every quantized layer.
 
-Computed in fp32, it gives the tokens of a 16-bit engine unless two logits are close. Computed in
-bf16, it shows the effect of rounding between the layers: a rounded input may become another
-integer.
+In fp32 it gives the tokens of a 16-bit engine unless two logits are close. In bf16 it shows the
+effect of rounding between layers: a rounded input may become another integer.
 """
 
 import json
@@ -68,7 +67,7 @@ def weight_only_floats(tensors: dict[str, Tensor], kind: str) -> Tensor:
     """Returns floats [out, in], rounded as in the product of a bf16 engine."""
     weight, scale, offset = (tensors[f"weight{part}"] for part in ("", "_scale", "_offset"))
     scale, offset = (each.float().reshape(len(each), -1) for each in (scale, offset))
-    if kind == "W4A16" and bool((weight.abs().int() > 8).any()):  # two in a byte
+    if kind == "W4A16" and bool((weight.abs().int() > 8).any()):  # two integers per byte
         low, high = weight << 4 >> 4, weight >> 4
         is_rows = len(weight) < len(scale)
         weight = torch.stack((low, high), dim=1 if is_rows else 2)
@@ -82,14 +81,14 @@ class IntegerLinear(nn.Module):
     def __init__(self, product: Product) -> None:
         super().__init__()
         self.product = product
-        self.weight = torch.empty(0)  # whose dtype models read
+        self.weight = torch.empty(0)  # models read its dtype
 
     def forward(self, x: Tensor) -> Tensor:
         return self.product(x.float()).to(x.dtype)
 
 
 class IntegerExperts(nn.Module):
-    """Routed experts that run one after the other.
+    """Runs routed experts one after the other.
 
     products:    products with gate, up and down of each expert
     limit:       bound of gate and up: DeepSeek-V4's swiglu_limit
@@ -130,7 +129,7 @@ def added(bias: Tensor) -> Callable[..., Tensor]:
 class IntegerReference(TransformersReference):
     """A checkpoint in ModelSlim's format, of any supported type.
 
-    kv_b_proj is computed from floats, as MLA's absorbed matrices are.
+    kv_b_proj is computed from floats, like MLA's absorbed matrices.
     """
 
     def __init__(
@@ -143,9 +142,9 @@ class IntegerReference(TransformersReference):
         dtype: torch.dtype = torch.float32,
     ) -> None:
         """auto_class: transformers' class for this kind of model
-        prefixes:   beginnings of names in the checkpoint -> in transformers, where they differ
+        prefixes:   prefixes of names in the checkpoint -> in transformers, where they differ
         named:      a tensor's name in the checkpoint -> in transformers, instead of prefixes
-        joined:     a float layer of transformers -> the checkpoint's layers that it joins
+        joined:     a float layer in transformers -> layers of the checkpoint that it joins
         dtype:      dtype of values between the layers
         """
         config = transformers.AutoConfig.from_pretrained(checkpoint)
@@ -199,7 +198,7 @@ class IntegerReference(TransformersReference):
                     target = getattr(module, last, None)
                     if target is not None:
                         target.copy_(tensor)
-                    elif last == "bias":  # of a norm with moved outliers
+                    elif last == "bias":  # bias of a norm with moved outliers
                         module.register_forward_hook(added(tensor.float()))
 
     def _product(self, prefix: str) -> Product:

@@ -1,4 +1,4 @@
-"""InternVL at its smallest: an encoder of fixed-size square tiles, then Qwen2."""
+"""The smallest InternVL: an encoder of square tiles of fixed size, then Qwen2."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +11,7 @@ PATCH = 14
 def internvl_config(
     text: Callable[..., dict[str, Any]], image_token_id: int
 ) -> transformers.PretrainedConfig:
-    """An encoder without windows and rotary positions. text: makes the text model's fields"""
+    """Has an encoder without windows and rotary embedding. text: makes the text model's fields"""
     return transformers.InternVLConfig(
         vision_config={
             "hidden_size": 144,  # heads of 72
@@ -35,7 +35,7 @@ def internvl_config(
 def internvl_processor(tokenizer: Any) -> transformers.ProcessorMixin:
     side = {"height": 4 * PATCH, "width": 4 * PATCH}
     return transformers.InternVLProcessor(
-        # Larger images are cut into squares, with a small one of the whole image.
+        # Larger images are cut into squares, plus a thumbnail of the whole image.
         image_processor=transformers.GotOcr2ImageProcessor(
             size=side, crop_to_patches=True, min_patches=1, max_patches=4
         ),

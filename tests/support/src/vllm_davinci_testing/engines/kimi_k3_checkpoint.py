@@ -1,7 +1,6 @@
 """A small Kimi-K3 with random weights under its released names, and its equations in plain torch.
 
-transformers has no such model. Each module here is one equation, computed token by token where the
-model has a state.
+transformers lacks this model. Each module computes one equation, token by token if it has a state.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ HIDDEN, HEADS, HEAD, LATENT, EPS = 128, 4, 32, 64, 1e-5
 Q_RANK, KV_RANK, NOPE, ROPE, VALUE = 48, 512, 32, 64, 32
 EXPERTS, TOP_K, INNER, SHARED, DENSE = 8, 2, 64, 2, 96
 BOUND, BLOCK, FULL_ATTENTION, NUM_LAYERS = -5.0, 2, (2, 4), 5
-BETA, LINEAR_BETA = 1.5, 2.0  # which many activations reach
+BETA, LINEAR_BETA = 1.5, 2.0  # many activations reach it
 
 TEXT: dict[str, Any] = {
     "model_type": "kimi_linear",
@@ -105,7 +104,7 @@ def norm(size: int) -> nn.RMSNorm:
 
 
 class Situ(nn.Module):
-    """A gated MLP with SiTU; `names` are those of its three matrices."""
+    """A gated MLP with SiTU; `names` are the names of its three matrices."""
 
     def __init__(self, size: int, inner: int, names: Sequence[str]) -> None:
         super().__init__()
@@ -135,7 +134,7 @@ class KimiRouter(nn.Module):
 
 
 class LatentExperts(nn.Module):
-    """Experts compute on a narrow copy of each token; a norm applies to their complete sum."""
+    """Experts compute on a narrow copy of each token; a norm applies to their total."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -266,7 +265,7 @@ class Text(nn.Module):
 
 
 class Network(nn.Module):
-    config = None  # transformers has none
+    config = None  # transformers has no configuration class
 
     def __init__(self) -> None:
         super().__init__()
@@ -278,7 +277,7 @@ class Network(nn.Module):
 
 
 class KimiK3Reference(TransformersReference):
-    """The equations with a checkpoint's weights, also with integers in ModelSlim's format.
+    """Computes the equations with a checkpoint's weights, also integers in ModelSlim's format.
 
     dtype: dtype of values between the layers
     """

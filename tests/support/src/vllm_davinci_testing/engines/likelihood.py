@@ -1,4 +1,4 @@
-"""Log-likelihood of a text by an engine."""
+"""An engine's log-likelihood of a text."""
 
 import math
 
@@ -6,13 +6,13 @@ from vllm import SamplingParams
 
 from vllm_davinci_testing.engines.engine_process import EngineProcess
 
-# Tolerance for the mean log-likelihood of a short text. Its perplexity changes by the same factor;
+# Tolerance for the mean log-likelihood of a short text. The perplexity may change by this factor;
 # benchmarks/quantization/perplexity.py has figures for long texts.
 CLOSE = 0.05
 
 
 def likelihood(engine: EngineProcess, text: list[int]) -> float:
-    """Returns the mean log-likelihood per token; also generates, so that decoding runs."""
+    """Returns the mean log-likelihood per token; also generates, so that decodes run."""
     (output,) = engine.generate(
         [{"prompt_token_ids": text}],
         SamplingParams(max_tokens=16, temperature=0, prompt_logprobs=0, ignore_eos=True),

@@ -1,4 +1,4 @@
-"""A model built by vLLM, into which checkpoints are loaded in turn."""
+"""A model built by vLLM that loads checkpoints in turn."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from vllm_davinci.core.checkpoint.check import check_checkpoint
 
 
 class LoadedModel:
-    """The rank's part of a checkpoint's model on one device, without an engine.
+    """A rank's part of a checkpoint's model on one device, without an engine.
 
     Its parameters stay as loaded, without preparation for computing. Requires process groups.
     """
@@ -32,7 +32,7 @@ class LoadedModel:
             self.network = initialize_model(self.config)
 
     def load(self, directory: Path) -> None:
-        """Loads another checkpoint of the same shapes."""
+        """Loads another checkpoint with the same shapes."""
         model_config = self.config.model_config
         model_config.model = str(directory)
         loader = get_model_loader(self.config.load_config)
@@ -45,7 +45,7 @@ class LoadedModel:
 
 
 def loads_as(checkpoint: Path, meant: Path) -> LoadedModel:
-    """Loads a checkpoint and asserts that all parameters equal those of another."""
+    """Loads a checkpoint and asserts that all parameters equal those of another checkpoint."""
     report = check_checkpoint(checkpoint)
     assert report.can_load, report.problems()
     model, other = LoadedModel(checkpoint), LoadedModel(meant)

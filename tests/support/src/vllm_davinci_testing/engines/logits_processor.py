@@ -14,7 +14,7 @@ ARGUMENT = "only_token"
 
 
 class OnlyToken(LogitsProcessor):
-    """Forces a request to generate one token only: its argument ARGUMENT."""
+    """Forces a request to generate only the token in its argument ARGUMENT."""
 
     def __init__(self, vllm_config: VllmConfig, req_states: LogitsProcRequestState) -> None:
         super().__init__(vllm_config, req_states)

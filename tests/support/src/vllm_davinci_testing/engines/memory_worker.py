@@ -4,7 +4,7 @@ import torch
 
 
 class MemoryWorker:
-    """vLLM's HTTP server passes numbers on as text."""
+    """vLLM's HTTP server passes numbers as text."""
 
     def device_memory_bytes(self) -> int:
         """Returns the bytes of device memory in use by all processes."""

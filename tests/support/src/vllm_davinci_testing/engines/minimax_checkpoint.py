@@ -16,8 +16,8 @@ IMAGE, VIDEO = "]<]image[>[", "]<]video[>["
 SPECIAL = (IMAGE, VIDEO, "]<]start of image[>[", "]<]end of image[>[")
 FIRST_ID = NUM_BYTES + 2
 BLOCK_SIZE, NUM_CHOSEN = 128, 2
-LAYERS = [0, 1, 1]  # whether an index chooses blocks, and whether there are experts
-# Only the text is written twice, as transformers and vLLM read it.
+LAYERS = [0, 1, 1]  # True if an index chooses blocks; True if there are experts
+# The text's fields are written twice, for transformers and for vLLM.
 RELEASED: dict[str, Any] = {
     "hidden_act": "swigluoai",
     "use_routing_bias": True,
@@ -37,7 +37,7 @@ RELEASED: dict[str, Any] = {
         "sparse_attention_freq": LAYERS,
     },
 }
-# Keys of transformers that the released ones replace.
+# transformers' keys that the released keys replace.
 _REPLACED = (
     *("layer_types", "mlp_layer_types", "rope_parameters"),
     *("index_n_heads", "index_head_dim", "index_block_size", "index_topk_blocks"),
@@ -69,7 +69,7 @@ def minimax_config() -> transformers.PretrainedConfig:
             "max_position_embeddings": 1024,
             "num_local_experts": 8,
             "num_experts_per_tok": 2,
-            "swiglu_limit": 1.0,  # which many activations reach
+            "swiglu_limit": 1.0,  # many activations reach it
             "rope_parameters": {
                 "rope_type": "default",
                 "rope_theta": 10000.0,

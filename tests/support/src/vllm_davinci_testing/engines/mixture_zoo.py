@@ -1,11 +1,12 @@
-"""Small checkpoints with routed experts, with every routing rule."""
+"""Small checkpoints with routed experts, one for each routing rule."""
 
 from vllm_davinci_testing.engines.deepseek_zoo import V3_EXPERTS, YARN, deepseek
 from vllm_davinci_testing.engines.zoo_model import ZooModel
 
 WINDOWS = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 32}
 LOCAL_EXPERTS = {"num_local_experts": 8, "num_experts_per_tok": 2}
-# Routed experts: softmax over all or over the chosen ones, more experts than ranks in any run.
+# Routed experts: softmax over all or over the chosen experts; every run has fewer ranks than
+# experts.
 MIXTURES = (
     ZooModel(
         *("qwen3_moe_softmax_top2_of_8", "qwen3_moe", 4, 2, 64),
@@ -44,7 +45,8 @@ MIXTURES = (
             "decoder_sparse_step": 1,
         },
     ),
-    # Windows beside full attention without positions; a selection bias without MLA; shared experts.
+    # Layers with windows, and layers with full attention without positions; a selection bias
+    # without MLA; shared experts.
     ZooModel(
         *("exaone_moe_window32_sigmoid_top2_of_8", "exaone_moe", 4, 2, 64),
         hidden_size=128,
@@ -62,7 +64,7 @@ MIXTURES = (
             "routed_scaling_factor": 2.5,
         },
     ),
-    # vLLM's names of the experts differ from the checkpoint's; norms over all heads' channels.
+    # vLLM and the checkpoint name the experts differently; norms over all heads' channels.
     ZooModel(
         *("minimax_m2_sigmoid_top2_of_8", "minimax_m2", 4, 2, 64),
         hidden_size=128,
@@ -75,14 +77,15 @@ MIXTURES = (
             "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
         },
     ),
-    # vLLM runs it with transformers' code, and its own experts.
+    # vLLM runs it with transformers' code, but its own experts.
     ZooModel(
         *("hunyuan_moe_top2_of_8", "hunyuan_v1_moe", 4, 2, 64),
         hidden_size=128,
         seed=5,
         options={"num_experts": 8, "moe_topk": [2, 2]},
     ),
-    # Sinks in every softmax; windows beside full attention; experts with biases, clipped SwiGLU.
+    # Sinks in every softmax; layers with windows and with full attention; experts with biases,
+    # clipped SwiGLU.
     ZooModel(
         *("gpt_oss_sinks_window32_top2_of_8", "gpt_oss", 8, 2, 64),
         hidden_size=128,

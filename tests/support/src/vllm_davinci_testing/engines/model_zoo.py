@@ -1,7 +1,7 @@
-"""Small checkpoints with random weights that together have every property.
+"""Small checkpoints with random weights that together cover every property.
 
-The weights are as large as trained ones, so that any error changes the tokens: with the usual tiny
-initial weights, a model repeats its input whatever its attention computes.
+Weights are as large as trained weights, so that any error changes the tokens: with the usual tiny
+initial weights, a model repeats its input whatever attention computes.
 """
 
 import math
@@ -67,7 +67,7 @@ ZOO = (
 
 
 EVERY = (*ZOO, *DEEPSEEK, HEADS128, *MIXTURES, *HYBRIDS, *SPARSE, ALL_CHOSEN, *COMPRESSED, HY_V4)
-# Models whose tensors have released names that transformers does not write.
+# Models whose released tensor names differ from those that transformers writes.
 RELEASED = {
     **dict.fromkeys((model.name for model in COMPRESSED), release),
     HY_V4.name: release_hy_v4,
@@ -90,7 +90,8 @@ def write_checkpoint(model: ZooModel, directory: Path) -> Path:
     return directory
 
 
-# Tokens with non-finite embeddings, and one that alone is routed to an expert with such weights.
+# Tokens with non-finite embeddings, and a token that alone is routed to an expert with such
+# weights.
 NAN_TOKEN, INFINITE_TOKEN, MISROUTED_TOKEN = 250, 251, 252
 POISONS = (NAN_TOKEN, INFINITE_TOKEN, MISROUTED_TOKEN)
 POISONED_EXPERT = 3
@@ -98,12 +99,12 @@ POISONED_EXPERT = 3
 
 @torch.no_grad()
 def write_poisoned(source: Path, directory: Path) -> Path:
-    """Adds POISONS and POISONED_EXPERT to another checkpoint's mixture of experts."""
+    """Adds POISONS and POISONED_EXPERT to a checkpoint's mixture of experts."""
     network = transformers.AutoModelForCausalLM.from_pretrained(source)
     layer = network.model.layers[0]
     embeddings = network.model.embed_tokens.weight
-    # Two channels that only embeddings change before the router: one is equal for all tokens and
-    # keeps them away from the expert, one is this token's and routes it there.
+    # Before the router only embeddings change two channels: one is equal for all tokens and keeps
+    # them away from the expert; the other belongs to this token and routes it there.
     embeddings[:, 0], embeddings[:, 1] = 0, 1
     layer.self_attn.o_proj.weight[:2] = 0
     router = layer.mlp.gate.weight
@@ -130,8 +131,8 @@ def fill_with_normal_weights(network: nn.Module) -> None:
         elif module.__class__.__name__.endswith(("Experts", "Router")):
             for weight in module.parameters():  # [experts, out, in], or [experts, in]
                 weight.normal_(std=1.2 / math.sqrt(weight.shape[-1]))
-            for bias in module.buffers():  # selection bias, small compared with scores of 0 to 1
-                if bias.is_floating_point():  # not a table of tokens' experts
+            for bias in module.buffers():  # selection bias, small relative to scores of 0 to 1
+                if bias.is_floating_point():  # not a token-to-expert table
                     bias.normal_(std=0.05)
         elif (
             module.__class__.__name__.endswith("Norm")
@@ -140,7 +141,7 @@ def fill_with_normal_weights(network: nn.Module) -> None:
             module.weight.normal_(mean=1.0, std=0.1)
             if getattr(module, "bias", None) is not None:
                 module.bias.normal_(std=0.1)
-        if getattr(module, "sinks", None) is not None:  # attention scores without values
+        if getattr(module, "sinks", None) is not None:  # sinks: attention scores without values
             module.sinks.normal_(mean=1.0)
 
 

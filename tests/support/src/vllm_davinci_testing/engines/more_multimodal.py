@@ -1,4 +1,4 @@
-"""More small multimodal checkpoints: encoders of images and sound whose sizes only they have."""
+"""More small multimodal checkpoints: image and audio encoders with sizes of their own."""
 
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +23,7 @@ from vllm_davinci_testing.engines.multimodal_family import (
 from vllm_davinci_testing.engines.whisper_checkpoint import SAMPLING_RATE
 
 MELS = 16  # bands of a spectrogram
-SECONDS_OF_SOUND = 4  # of an input: its encoder joins four of its outputs
+SECONDS_OF_SOUND = 4  # length of an input, whose encoder joins four outputs into one
 TOKENS_OF_LLAMA4 = (
     "<|image|>", "<|image_start|>", "<|image_end|>", "<|patch|>", "<|tile_x_separator|>",
     "<|tile_y_separator|>",
@@ -32,7 +32,7 @@ TOKENS_OF_SPEECH = ("<|audio_start|>", "<|audio_end|>", "<|audio_pad|>")
 
 
 def _id(more: tuple[str, ...], token: str) -> int:
-    """Returns the id of a family's own token, which follows the common ones."""
+    """Returns the id of a family's own token, after the common ones."""
     return VOCAB_SIZE + more.index(token)
 
 
@@ -130,7 +130,7 @@ def _glmasr() -> MultimodalFamily:
             audio_config={
                 "model_type": "glmasr_encoder",
                 "hidden_size": 128,
-                "intermediate_size": 512,  # four of its outputs are one of the projector's inputs
+                "intermediate_size": 512,  # four outputs are one input of the projector
                 "num_hidden_layers": 2,
                 "num_attention_heads": 2,
                 "num_mel_bins": MELS,
@@ -197,7 +197,7 @@ def _qwen3_asr() -> MultimodalFamily:
 
 
 def _gemma4() -> MultimodalFamily:
-    patch = 4  # with pools of 3 by 3 patches and 70 tokens, the fewest of its processor
+    patch = 4  # pools of 3 by 3 patches, and 70 tokens, the fewest that its processor supports
 
     def config() -> transformers.PretrainedConfig:
         text = text_fields(

@@ -1,4 +1,4 @@
-"""A small DeepSeek checkpoint with MTP layers, by seeds."""
+"""A small DeepSeek checkpoint with MTP layers, random by seed."""
 
 import json
 import shutil
@@ -13,8 +13,8 @@ WEIGHTS = "mtp.safetensors"
 def with_random_mtp(source: Path, destination: Path, seed: int = 0, count: int = 1) -> Path:
     """Copies `source` and adds `count` MTP layers, as in released checkpoints.
 
-    Attention and experts are its last layer's, the projection of embedding and hidden state is
-    random: their drafts are sometimes right.
+    They copy the last layer's attention and experts; the projection of embedding and hidden state
+    is random. Some of their drafts are right.
     """
     shutil.copytree(source, destination)
     (destination / WEIGHTS).unlink(missing_ok=True)
@@ -45,10 +45,9 @@ def with_random_mtp(source: Path, destination: Path, seed: int = 0, count: int =
 
 
 def with_copied_mtp(source: Path, destination: Path, count: int) -> Path:
-    """Copies `source`, and gives it `count` copies of its trained module.
+    """Copies `source`, with `count` copies of its trained MTP layer.
 
-    Drafts of all modules are then right about as often as those of one module that runs `count`
-    times.
+    Their drafts are right about as often as those of one layer that runs `count` times.
     """
     shutil.copytree(source, destination)
     path = destination / "config.json"
@@ -68,7 +67,7 @@ def with_copied_mtp(source: Path, destination: Path, count: int) -> Path:
 def _layer_to_copy(target: dict[str, torch.Tensor], depth: int) -> dict[str, torch.Tensor]:
     """Returns the last layer's tensors, with the indexer of the last layer that has one.
 
-    MTP layers have their own in every model with sparse attention.
+    With sparse attention, every MTP layer has its own indexer.
     """
 
     def of_layer(number: int, part: str = "") -> dict[str, torch.Tensor]:

@@ -1,6 +1,6 @@
-"""Small random models of families with MTP layers, under their checkpoints' names.
+"""Small random models of families with MTP layers, with the checkpoints' names.
 
-transformers makes the model without those layers, which are copied here from one of its layers.
+transformers makes the model without MTP layers; these are copied from one of its layers.
 """
 
 import json
@@ -20,12 +20,12 @@ class MTPFamily:
     """One family's names.
 
     model_type:  model type in transformers
-    copied:      number of the model's layer that the MTP layer copies
+    copied:      index of the layer that the MTP layer copies
     layer:       prefix of the MTP layer's tensors
-    norms:       names of norms' weights, which are 1 after `norm_bias`
+    norms:       names of norms' weights; with `norm_bias` each is 1
     norm_bias:   value that the model adds to norms' weights
     projection:  name of the weight that projects embedding and hidden state
-    hidden_first: True if the hidden state is its first input
+    hidden_first: True if the hidden state is the projection's first input
     has_own_head: True if the layer has copies of embedding and head
     config:      additional fields of config.json
     """
@@ -44,7 +44,7 @@ class MTPFamily:
 _LAST = f"model.layers.{NUM_LAYERS}."
 
 
-# By vLLM's class for the MTP layer.
+# Families by vLLM's class for the MTP layer.
 FAMILIES = {
     "Glm4MoeMTPModel": MTPFamily(
         "glm4_moe",
@@ -53,12 +53,12 @@ FAMILIES = {
         tuple(f"{_LAST}{name}.weight" for name in ("enorm", "hnorm", "shared_head.norm")),
         f"{_LAST}eh_proj.weight",
         has_own_head=True,
-        # Released files state them, and transformers' class drops them.
+        # Released files have these fields, which transformers' class drops.
         config={"first_k_dense_replace": 1, "head_dim": 64},
     ),
     "ErnieMTPModel": MTPFamily(
         "ernie4_5_moe",
-        0,  # without experts, like its MTP layer
+        0,  # no experts, like the MTP layer
         "model.mtp_block.0.",
         ("model.mtp_emb_norm.0.weight", "model.mtp_hidden_norm.0.weight"),
         "model.mtp_linear_proj.0.weight",
@@ -76,7 +76,7 @@ FAMILIES = {
         _LAST,
         tuple(f"{_LAST}{name}.weight" for name in ("enorm", "hnorm", "final_layernorm")),
         f"{_LAST}eh_proj.weight",
-        # Released files state them, and transformers' class does not know them.
+        # Released files have these fields, which transformers' class lacks.
         config={
             "first_k_dense_replace": 1,
             "expert_hidden_dim": 64,
@@ -99,7 +99,7 @@ FAMILIES = {
 }
 _OF_QWEN = MTPFamily(
     "qwen3_next",
-    NUM_LAYERS - 1,  # of attention, like the MTP layer
+    NUM_LAYERS - 1,  # the attention's, like the MTP layer's
     "mtp.layers.0.",
     ("mtp.norm.weight", "mtp.pre_fc_norm_hidden.weight", "mtp.pre_fc_norm_embedding.weight"),
     "mtp.fc.weight",
@@ -115,7 +115,7 @@ FAMILIES |= {
 
 
 def write_mtp_family(name: str, directory: Path) -> Path:
-    """Writes a model with one MTP layer; returns the directory. name: of FAMILIES"""
+    """Writes a model with one MTP layer; returns the directory. name: in FAMILIES"""
     family = FAMILIES[name]
     write_family(family.model_type, directory)
     path = directory / "config.json"

@@ -1,4 +1,4 @@
-"""Writes small checkpoints of multimodal families, and their common requests."""
+"""Writes small checkpoints of multimodal families; makes their common requests."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ FIRST_ID = NUM_BYTES + 2
 VOCAB_SIZE = FIRST_ID + len(SPECIAL)
 IDS = {token: FIRST_ID + number for number, token in enumerate(SPECIAL)}
 PINPOINTS = [[SIDE, 2 * SIDE], [2 * SIDE, SIDE], [2 * SIDE, 2 * SIDE]]
-# Width and height of the images of each request.
+# Width and height of each request's images.
 SIZES = ([(56, 84)], [(112, 56)], [(60, 60)], [])
 
 Request = dict[str, Any]
@@ -40,7 +40,7 @@ class MultimodalFamily:
     modality:   "image" or "audio"
     auto_class: name of transformers' class
     engine:     arguments of vllm.LLM
-    waits_for:  host's waits that the definition has in each call of the encoder
+    waits_for:  number of host waits in the definition per encoder call
     changed:    what `change` changes in transformers' network, and why
     """
 

@@ -1,4 +1,4 @@
-"""transformers' tokens of multimodal families, compared with vLLM's."""
+"""transformers' tokens for multimodal families, compared with vLLM's."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -49,9 +49,9 @@ class MultimodalReference:
 
     @torch.inference_mode()
     def logits(self, request: Request, prompt: list[int], tokens: list[int]) -> torch.Tensor:
-        """Returns [tokens, vocabulary]: the logits that predict each token, given all before it.
+        """Returns [tokens, vocabulary]: logits that predict each token from all tokens before it.
 
-        prompt: vLLM's token ids. Raises ValueError if transformers' differ.
+        prompt: vLLM's token ids. Raises ValueError if transformers' ids differ.
         """
         inputs = self.inputs(request)
         ours = inputs["input_ids"][0].tolist()

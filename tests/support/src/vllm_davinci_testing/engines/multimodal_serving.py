@@ -1,4 +1,4 @@
-"""An engine of a multimodal family: its differences from transformers, and its waits."""
+"""Serves a multimodal family: differences from transformers, and the host's waits."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ def served_family(
     environment: Mapping[str, str],
     max_tokens: int,
 ) -> ServedFamily:
-    """Serves the family's requests one by one, greedily. Raises what the engine raises."""
+    """Serves the family's requests one by one, greedily. Raises the engine's errors."""
     sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
     requests = family.requests()
     options: dict[str, Any] = {

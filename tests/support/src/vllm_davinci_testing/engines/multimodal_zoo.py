@@ -1,7 +1,7 @@
 """A small random checkpoint of each multimodal family.
 
-Families of vision_zoo and of other files are referenced by name; vLLM's other definitions serve the
-rest. `unmade_families` lists families without a small checkpoint.
+Families of vision_zoo and other files are referenced by name. `unmade_families` lists families
+without a small checkpoint.
 """
 
 from collections.abc import Callable
@@ -34,11 +34,12 @@ from vllm_davinci_testing.engines.multimodal_family import (
 from vllm_davinci_testing.engines.paligemma_checkpoint import write_paligemma
 from vllm_davinci_testing.engines.whisper_checkpoint import SAMPLING_RATE
 
-SECONDS_OF_SOUND = 30  # Qwen2-Audio's inputs are padded to it: vLLM accepts no others
+# Qwen2-Audio's inputs are padded to this length, the only one that vLLM accepts.
+SECONDS_OF_SOUND = 30
 
 
 def _llava(kind: str, **grid: Any) -> MultimodalFamily:
-    """Describes a LLaVA. grid: tile grids into which images are cut; empty for the first LLaVA"""
+    """Describes a LLaVA. grid: possible tile grids of images; empty for the first LLaVA"""
 
     def config() -> transformers.PretrainedConfig:
         return getattr(transformers, f"{kind}Config")(
@@ -257,7 +258,7 @@ FAMILIES: dict[str, MultimodalFamily] = {
         "SmolVLMConfig",
         "smolvlm_vision",
         ("SmolVLMProcessor", "SmolVLMImageProcessor", "SmolVLMVideoProcessor"),
-        patch=8,  # transformers requires a multiple of it as tokens per image
+        patch=8,  # transformers requires a multiple of this as tokens per image
         side=64,
     ),
     **more_multimodal.FAMILIES,
@@ -265,7 +266,8 @@ FAMILIES: dict[str, MultimodalFamily] = {
 }
 
 
-# Reasons why families are not here. Others wait for a small configuration and a processor.
+# Families without a checkpoint here, and the reason. Others only wait for a small configuration and
+# a processor.
 UNMADE = {
     "aria": "vLLM's encoder sees the padding of images of other shapes, which transformers masks",
     "qianfan_ocr": "transformers writes its tensors under names that vLLM does not read",
@@ -279,7 +281,9 @@ UNMADE = {
 
 
 def unmade_families() -> dict[str, str]:
-    """Returns sorted multimodal types of both libraries that this module lacks, and reasons."""
+    """Returns, sorted, the multimodal types of both libraries that this module lacks, with
+    reasons.
+    """
     from vllm.model_executor.models import registry
 
     by_class = {

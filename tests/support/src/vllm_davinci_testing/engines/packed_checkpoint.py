@@ -15,15 +15,15 @@ from torch import Tensor
 
 WEIGHTS = "model.safetensors"
 DESCRIPTION = "quant_model_description.json"
-# AWQ's position of each of eight neighbours, from the lowest bits.
+# AWQ's order of eight adjacent values, from the lowest bits.
 AWQ_PLACES = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 @dataclass(frozen=True)
 class Integers:
-    """A weight [out, in] as unsigned integers.
+    """A weight [out, in] in unsigned integers.
 
-    values: [out, in]; zeros: [out, groups], the integers of zero; scale: [out, groups] fp16
+    values: [out, in]; zeros: [out, groups], integers that mean 0; scale: [out, groups] fp16
     """
 
     values: Tensor
@@ -46,7 +46,7 @@ class Integers:
         return cls(values.clamp(0, most).long().flatten(1), zeros, scale, bits)
 
     def floats(self, dtype: torch.dtype) -> Tensor:
-        """Returns [out, in], each value rounded to `dtype` as in the product."""
+        """Returns [out, in]; each value is rounded to `dtype` as in the product."""
         wide = self.values.unflatten(1, (self.zeros.shape[1], -1)) - self.zeros.unsqueeze(2)
         return (wide * self.scale.to(dtype).float().unsqueeze(2)).to(dtype).flatten(1)
 
@@ -65,7 +65,7 @@ def packed(values: Tensor, bits: int, places: tuple[int, ...] | None = None) -> 
 
 
 def tensors_of(method: str, made: Integers, prefix: str) -> dict[str, Tensor]:
-    """Returns the tensors of a layer in a format; "ascend" is ModelSlim's."""
+    """Returns a layer's tensors in a format; "ascend" is ModelSlim's."""
     bits, half = made.bits, 2 ** (made.bits - 1)
     if method == "awq":
         own = {
@@ -75,7 +75,7 @@ def tensors_of(method: str, made: Integers, prefix: str) -> dict[str, Tensor]:
         }
     elif method == "gptq":
         in_features, groups = made.values.shape[1], made.scale.shape[1]
-        is_first = not bool((made.zeros != half).any())  # that format has no zero point of 0
+        is_first = not bool((made.zeros != half).any())  # this format has no zero point of 0
         own = {
             "qweight": packed(made.values, bits).t(),
             "scales": made.scale.t(),
@@ -94,7 +94,7 @@ def tensors_of(method: str, made: Integers, prefix: str) -> dict[str, Tensor]:
             own["weight_zero_point"] = pack_to_int32(zeros, bits, packed_dim=0)
     else:
         signed = (made.values - half).to(torch.int8)
-        if bits == 4 and made.scale.shape[1] > 1:  # two rows in a byte
+        if bits == 4 and made.scale.shape[1] > 1:  # two rows per byte
             signed = (signed[0::2] & 15) | (signed[1::2] << 4)
         elif bits == 4:
             signed = (signed[:, 0::2] & 15) | (signed[:, 1::2] << 4)
@@ -143,8 +143,8 @@ def write_packed(
     """Quantizes the projections of a float checkpoint in one file.
 
     method:     awq, gptq, compressed-tensors, or ascend for ModelSlim's
-    group_size: entries of the input that share a scale; 0: all
-    Returns the checkpoint, and one with the equivalent floats.
+    group_size: inputs that share a scale; 0: all Returns this checkpoint, and one with the
+    equivalent floats.
     """
     integers, floats = directory / "integers", directory / "floats"
     for target in (integers, floats):

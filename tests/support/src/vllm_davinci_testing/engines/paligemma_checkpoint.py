@@ -15,7 +15,7 @@ from vllm_davinci_testing.engines.multimodal_family import (
 from vllm_davinci_testing.engines.released_weights import write_network
 
 TOKENS_PER_IMAGE = (SIDE // PATCH) ** 2
-NEWLINE = "\n"  # ends every prompt, and is one token of Gemma's
+NEWLINE = "\n"  # ends every prompt; a single token in Gemma's tokenizer
 IMAGE_ID = NUM_BYTES + 2
 
 

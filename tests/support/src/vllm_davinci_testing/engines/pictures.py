@@ -1,4 +1,4 @@
-"""Images and videos of noise for tests."""
+"""Noise images and videos for tests."""
 
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,12 @@ def image(width: int, height: int, seed: int = 0) -> Image.Image:
 
 
 def video(frames: int, width: int, height: int, seed: int = 0) -> np.ndarray:
-    """Makes [frames, height, width, 3] uint8 with all frames different."""
+    """Makes [frames, height, width, 3] uint8 with different frames."""
     return np.stack([np.asarray(image(width, height, 100 * seed + n)) for n in range(frames)])
 
 
 def video_metadata(frames: np.ndarray, fps: float) -> dict[str, Any]:
-    """Returns the metadata that video loaders return with frames, without sampling."""
+    """Returns the metadata that video loaders return with unsampled frames."""
     return {
         "total_num_frames": len(frames),
         "fps": fps,

@@ -18,10 +18,10 @@ from vllm_davinci_testing.engines.model_zoo import (
     write_tokenizer,
 )
 
-NO, YES = "no", "yes"  # tokens of Qwen3-Reranker's answer
+NO, YES = "no", "yes"  # tokens of Qwen3-Reranker's two answers
 NO_ID = NUM_BYTES + 2
 YES_ID = NO_ID + 1
-PAD_ID = 1  # of XLM-R, whose positions begin after it; no prompt has it
+PAD_ID = 1  # XLM-R's padding token: positions begin after it, and no prompt has it
 NUM_LABELS = 3
 
 _SIZES: dict[str, Any] = {
@@ -44,7 +44,7 @@ class PoolingModel:
     task:       a method of vllm.LLM
     expected:   computes the result [n] from transformers' network and a prompt's tokens
     fields:     fields of its configuration in addition to the common ones
-    modules:    sentence-transformers modules; their files tell vLLM how to pool
+    modules:    sentence-transformers modules, whose files tell vLLM how to pool
     engine:     arguments of vllm.LLM
     """
 
@@ -88,7 +88,7 @@ def _score(network: Any, tokens: torch.Tensor) -> torch.Tensor:
 
 
 _QWEN3 = {"num_key_value_heads": 1, "head_dim": 64, "tie_word_embeddings": True}
-# As in released checkpoints; vLLM requires it for XLM-R, and transformers 5 no longer writes it.
+# As in released checkpoints: vLLM requires it for XLM-R, and transformers 5 no longer writes it.
 _ABSOLUTE = {"position_embedding_type": "absolute"}
 _XLM_R = {"pad_token_id": PAD_ID, "type_vocab_size": 1, "layer_norm_eps": 1e-5, **_ABSOLUTE}
 _MODERN = {
@@ -125,7 +125,7 @@ MODELS = (
         _score,
         {**_XLM_R, "num_labels": 1},
     ),
-    # Without a file on pooling, as in older checkpoints: vLLM takes the first token.
+    # Without a pooling file, as in older checkpoints, vLLM uses the first token.
     PoolingModel("bert_first", "bert", "AutoModel", "embed", _first, {"pad_token_id": EOS_ID}),
     PoolingModel(
         "bert_mean", "bert", "AutoModel", "embed", _mean, {"pad_token_id": EOS_ID}, "mean"
@@ -141,7 +141,7 @@ MODELS = (
     PoolingModel(
         "roberta_mean", "roberta", "AutoModel", "embed", _mean, {"pad_token_id": PAD_ID}, "mean"
     ),
-    # Layers with windows of 8 tokens to each side beside full ones.
+    # Layers with windows of 8 tokens on each side, and layers with full attention.
     PoolingModel("modernbert_mean", "modernbert", "AutoModel", "embed", _mean, _MODERN, "mean"),
 )
 BY_NAME = {model.name: model for model in MODELS}
@@ -183,7 +183,7 @@ def _write_modules(directory: Path, pooling: str) -> None:
 
 
 class PoolingReference:
-    """A checkpoint as transformers runs it, on the CPU in fp32."""
+    """Runs a checkpoint in transformers, on the CPU in fp32."""
 
     def __init__(self, model: PoolingModel, checkpoint: Path) -> None:
         self._model = model

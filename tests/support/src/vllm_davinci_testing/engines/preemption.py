@@ -1,4 +1,4 @@
-"""Engines with so few cache blocks that they preempt requests."""
+"""Engines with too few cache blocks, so that requests are preempted."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,7 +18,7 @@ def few_blocks(count: int) -> dict[str, Any]:
     }
 
 
-# Options with which `assert_no_layer_waits` can count.
+# Options that let `assert_no_layer_waits` count.
 COUNTED = {
     "worker_extension_cls": "vllm_davinci_testing.engines.counting_worker.StepCountingWorker"
 }

@@ -1,4 +1,4 @@
-"""Qwen3.5 at its smallest: Qwen3-VL's encoder, gated delta rules and gated attention."""
+"""The smallest Qwen3.5: Qwen3-VL's encoder, gated delta rules and gated attention."""
 
 from collections.abc import Callable
 from typing import Any
@@ -30,7 +30,7 @@ def qwen3_5_config(
     return kind(
         text_config=fields,
         vision_config={
-            "depth": 3 if has_experts else 2,  # no answer of a test has an image token
+            "depth": 3 if has_experts else 2,  # no answer contains an image token
             "hidden_size": 144,  # heads of 72
             "intermediate_size": 192,
             "num_heads": 2,

@@ -1,4 +1,4 @@
-"""Qwen3.8-Flash-Next at its smallest: delta rules with tables of n-grams, chosen groups of keys."""
+"""The smallest Qwen3.8-Flash-Next: delta rules with n-gram tables, selected groups of keys."""
 
 import shutil
 from collections.abc import Callable
@@ -12,8 +12,8 @@ from torch import nn
 
 from vllm_davinci_testing.engines.hybrid_zoo import EXPERTS_OF_QWEN, GATED_DELTA_NET
 
-GROUP = 16  # tokens of a group
-CHOSEN = 3  # groups that a query sees, besides the open one
+GROUP = 16  # tokens per group
+CHOSEN = 3  # groups that a query attends to, besides the open group
 
 TEXT: dict[str, Any] = {
     **GATED_DELTA_NET,
@@ -34,10 +34,10 @@ TEXT: dict[str, Any] = {
     "ngram_vocab_size_base": 90,
     "make_ngram_vocab_size_divisible_by": 128,
     "split_ngram_parts": 5,
-    # With few, all products of a key may be negative, and many keys score 0.
+    # With fewer heads, all products of a key may be negative, and many keys score 0.
     "indexer_n_heads": 32,
     "indexer_kv_heads": 1,
-    "indexer_head_dim": 128,  # as the operator of graphs requires
+    "indexer_head_dim": 128,  # the graphs' operator requires it
     "indexer_budget": CHOSEN * GROUP,
     "indexer_compress_ratio": GROUP,
 }
@@ -71,17 +71,17 @@ def qwen4_exp_config(
 
 @torch.no_grad()
 def fill_convolutions(network: nn.Module) -> None:
-    """Fills what random weights leave neutral: convolutions of n-grams, decays."""
+    """Fills tensors that random weights leave neutral: n-grams' convolutions, decays."""
     for name, tensor in network.named_parameters():
         if name.endswith("ple.conv1d.weight") or name.rpartition(".")[2] in ("dt_bias", "A_log"):
             tensor.normal_(std=0.5)
 
 
 def with_mtp(source: Path, destination: Path) -> Path:
-    """A copy with an MTP layer.
+    """Copies a checkpoint and adds an MTP layer.
 
-    It is a copy of the last layer that reads the model's streams and a little of the next token:
-    its drafts are sometimes right.
+    The layer is a copy of the last one that also reads a little of the next token: some of its
+    drafts are right.
     """
     shutil.copytree(source, destination)
     target = load_file(source / "model.safetensors")

@@ -1,4 +1,4 @@
-"""Reads a refused configuration's error without starting an engine."""
+"""Reads the error of a refused configuration without starting an engine."""
 
 import os
 from collections.abc import Collection, Mapping
@@ -14,11 +14,11 @@ from vllm_davinci_testing.engines.engine_process import DEFAULTS, ENVIRONMENT
 
 
 def refusal_of(model: Path, environment: Mapping[str, str] | None = None, **engine: Any) -> str:
-    """Configures an engine as its start does, and returns the resulting error.
+    """Configures an engine as at its start; returns the error.
 
     model, engine: as EngineProcess takes them
-    environment:   variables to set meanwhile, except those of the virtual device, which this
-                   process has read at its first use
+    environment: variables to set meanwhile; those of the virtual device have no effect, because
+        this process has already read them
     """
     arguments = EngineArgs(model=str(model), **{**DEFAULTS, **engine})
     before = dict(os.environ)
@@ -27,14 +27,14 @@ def refusal_of(model: Path, environment: Mapping[str, str] | None = None, **engi
         arguments.create_engine_config()
     except Exception as error:
         return str(error)
-    finally:  # vLLM and we set some
+    finally:  # vLLM and our code set some of them
         os.environ.clear()
         os.environ.update(before)
     pytest.fail(f"{model.name} with {engine} is not refused")
 
 
 def refused_by(rows: Collection[Feature], engine: Engine) -> str:
-    """Returns the rows' refusals of an engine, whose configuration needs only what they read."""
+    """Returns the rows' refusals of an engine; its configuration needs only what the rows read."""
     keys = {key for row in rows for key in (row.key, *row.excludes)}
     asked = {key: features()[key] for key in keys if features()[key].is_asked(engine)}
     found = [each for row in rows if row.key in asked for each in refusals(row, asked, engine)]

@@ -1,4 +1,4 @@
-"""Weights of a small multimodal model, under released names."""
+"""Weights of a small multimodal model, with released names."""
 
 import re
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from vllm_davinci_testing.engines.model_zoo import fill_with_normal_weights, write_tokenizer
 
-# Models and encoders whose names transformers 5 writes differently from what it reads.
+# Models and encoders for which transformers 5 writes other names than it reads.
 NAMED_OTHERWISE = {"glmasr", "qwen2_audio", "clip_vision_model", "siglip_vision_model"}
 
 
@@ -25,7 +25,7 @@ def write_network(
 ) -> Any:
     """Writes configuration, fp32 weights and the byte tokenizer; returns the network.
 
-    fill: gives weights to what is neither a layer of matrices nor a norm
+    fill: fills parameters other than matrices and norms
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -41,8 +41,8 @@ def write_network(
 
 
 def name_as_released(file: Path) -> None:
-    """Restores released names, which transformers 5 reads and vLLM needs: it writes an encoder
-    without a part of them, and the text behind sound with an additional one.
+    """Restores released names, which transformers 5 reads and vLLM needs: it omits a part of an
+    encoder's names, and adds one to those of an audio model's text.
     """
     with safe_open(file, "pt") as stored:
         metadata = stored.metadata()
@@ -56,7 +56,9 @@ def _released_name(name: str) -> str:
 
 
 def transpose_experts(file: Path) -> None:
-    """Stores fused experts as released: transformers 5 reads both orders and writes the other."""
+    """Stores fused experts in the released order: transformers 5 reads both orders and writes the
+    other.
+    """
     with safe_open(file, "pt") as stored:
         metadata = stored.metadata()
     weights = {

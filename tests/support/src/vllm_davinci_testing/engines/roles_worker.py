@@ -9,7 +9,7 @@ class RolesWorker:
     """Mixed into the worker by vLLM's option worker_extension_cls."""
 
     def stream_roles(self) -> list[str]:
-        """Returns the roles of all existing streams: each is created at its first use."""
+        """Returns the roles of all existing streams, which are created when first used."""
         scheduler = components.stream_scheduler()
         assert isinstance(scheduler, StreamScheduler)
         streams = scheduler._stream_pool()._streams

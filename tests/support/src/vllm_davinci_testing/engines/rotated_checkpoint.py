@@ -1,11 +1,10 @@
-"""A DeepSeek checkpoint with rotated hidden states, as ModelSlim's QuaRot exports them.
+"""A DeepSeek checkpoint with rotated hidden states, as exported by ModelSlim's QuaRot.
 
-The residual stream is multiplied by an orthogonal matrix Q, whose inverse the layers' weights
-contain, and norms' weights are folded into the next layers. In exact arithmetic the model is
-unchanged.
+The residual stream is multiplied by an orthogonal matrix Q; layers' weights include its inverse,
+and norms' weights are folded into the next layers. In exact arithmetic the model is unchanged.
 
-A small model's last norm has weights of similar size, so a drafter without them would still work.
-Here some change sign, and the next weights reverse this: the model is again unchanged.
+The weights of a small model's last norm are all of similar size, so a drafter would also work
+without them. Here some change sign, and the next weights change it back.
 """
 
 import json
@@ -27,7 +26,7 @@ LAYER = re.compile(r"^(model\.layers\.\d+\.)(.*)$")
 
 
 def rotated(source: Path, destination: Path) -> Path:
-    """Writes the checkpoint in fp32, with rot.weight and a description in which all is float."""
+    """Writes the checkpoint in fp32, with rot.weight and a description of float tensors only."""
     shutil.copytree(source, destination)
     tensors: dict[str, torch.Tensor] = {}
     for path in sorted(destination.glob("*.safetensors")):

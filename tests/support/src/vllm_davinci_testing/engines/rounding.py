@@ -1,17 +1,16 @@
-"""Tokens that a model may choose where the order of its sums decides between them.
+"""Finds tokens that a model may choose, because only the order of its sums decides between them.
 
-Every sum in fp32 depends on the order of its terms, and the order depends on the processor, on the
-number of rows and on how a model is divided among ranks. Where two logits are closer than that,
-both tokens are right. The same holds for two experts of a router, whose choice changes all logits
-after it.
+A sum in fp32 depends on the order of its terms, which depends on the processor, the number of rows
+and the division among ranks. If two logits are closer than this effect, both tokens are right. So
+are two experts with scores that close; the choice changes all later logits.
 
-The effect of the order is measured: the reference runs again several times, with random errors in
-the input of each layer. A sum of n terms that are added one after another, which is the worst
-order, has a random error with a standard deviation of u sqrt(n / 6) of the result's own (Higham
-2002, section 4.2, with each partial sum's error uniform in +-u and the partial sums growing as a
-random walk), u = 2^-24. The inputs get errors of u sqrt(n), 2.4 times as large, to cover a layer's
-other sums: attention's scores and weights. For the models of the tests, that lets two logits be
-about 1e-4 standard deviations apart; one token of 4,000 is chosen by less than that.
+To measure the effect, the reference runs several times with random errors in each layer's input. A
+sum of n terms in the worst order, one after another, has a random error with a standard deviation
+of u sqrt(n / 6) of the result's own (Higham 2002, section 4.2, with each partial sum's error
+uniform in +-u and the partial sums growing as a random walk), u = 2^-24. The inputs get errors of u
+sqrt(n), 2.4 times as large, to cover a layer's other sums: attention's scores and weights. For the
+tests' models, two logits may then be about 1e-4 standard deviations apart; one token of 4,000 is
+chosen by a smaller margin.
 
 In 16 bits, sums are computed in fp32 and rounded once to the dtype of layers' outputs. Engines
 differ in this rounding, so inputs get errors of u of that dtype, about two roundings.
@@ -25,10 +24,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-# An expert that rounding selects in one engine of 4 is found with a probability of 0.99.
+# An expert that rounding selects in one of 4 engines is found with a probability of 0.99.
 NUM_TRIES = 16
 
-# [tokens, vocabulary]: the logits from which each token of a text was chosen.
+# [tokens, vocabulary]: the logits that chose each token of a text.
 Logits = Callable[[], Tensor]
 
 
@@ -36,7 +35,7 @@ Logits = Callable[[], Tensor]
 def rounded_otherwise(
     network: nn.Module, seed: int, dtype: torch.dtype = torch.float32
 ) -> Iterator[None]:
-    """Inside the block, inputs of all layers of `network` have random errors of `dtype`."""
+    """In this context, the inputs of all of `network`'s layers have random errors of `dtype`."""
     unit_roundoff = torch.finfo(dtype).eps / 2
     generator = torch.Generator().manual_seed(seed)
 
@@ -68,14 +67,14 @@ def rounded_otherwise(
 def explained_by_rounding(
     network: nn.Module, logits: Logits, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """Returns [tokens]: the largest difference of two logits whose order rounding may decide."""
+    """Returns [tokens]: the largest difference of two logits that rounding may reverse."""
     expected = logits()
     most = torch.zeros(len(expected))
     for seed in range(NUM_TRIES):
         with rounded_otherwise(network, seed, dtype):
-            errors = (logits() - expected).nan_to_num(0).abs()  # of excluded tokens: inf - inf
+            errors = (logits() - expected).nan_to_num(0).abs()  # inf - inf, for excluded tokens
         most = most.maximum(errors.amax(dim=1))
-    return 2 * most  # one of the two rises, the other one falls
+    return 2 * most  # one of the two rises, the other falls
 
 
 def first_wrong_token(
@@ -83,8 +82,8 @@ def first_wrong_token(
 ) -> str | None:
     """Describes the first of `tokens` that `network` would not choose under any rounding, or None.
 
-    One pass over a prompt and its tokens gives the choice at every position, so a text is compared
-    beyond a token whose choice was close. dtype: of the engine that generated the tokens
+    One pass over prompt and tokens gives the choice at every position, so a text is also compared
+    after a token that was a close choice. dtype: of the engine that generated the tokens
     """
     rows = logits()
     chosen = rows.gather(1, torch.tensor([list(tokens)]).T)[:, 0]
@@ -92,7 +91,7 @@ def first_wrong_token(
     if not gaps.any():
         return None
     explained = explained_by_rounding(network, logits, dtype)
-    wrong = (~(gaps <= explained)).nonzero().flatten().tolist()  # and where they are NaN
+    wrong = (~(gaps <= explained)).nonzero().flatten().tolist()  # also true for NaN
     if not wrong:
         return None
     position = wrong[0]

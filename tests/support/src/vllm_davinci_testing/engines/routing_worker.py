@@ -1,7 +1,7 @@
 """A worker that records its routers' scores, and a transformers model that uses them.
 
-Other rounding of almost equal scores selects other experts. With one side's scores in the other's
-routers, only rounding is left to compare.
+Rounding of almost equal scores may select other experts. If both sides use the same scores, only
+rounding is left to compare.
 """
 
 from collections.abc import Iterator, Sequence
@@ -40,7 +40,7 @@ class RoutingWorker:
     def router_answers(self, tokens: int) -> list[torch.Tensor]:
         """Returns each router's scores in the first recorded step, [tokens, experts] fp32.
 
-        Raises ValueError where that step had fewer tokens.
+        Raises ValueError if that step had fewer tokens.
         """
         found, self._answers = self._answers, {}
         firsts = [answers[0][:tokens].float().cpu() for answers in found.values()]
@@ -51,10 +51,10 @@ class RoutingWorker:
 
 @contextmanager
 def routed_by(network: torch.nn.Module, answers: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Inside the block, transformers' routers choose by these scores instead of their own.
+    """In this context, transformers' routers choose by these scores.
 
     A router multiplies its input by its weight: the scores replace the input, and an identity
-    replaces the weight.
+    matrix the weight.
     """
     routers = [
         module
@@ -82,6 +82,6 @@ def routed_by(network: torch.nn.Module, answers: Sequence[torch.Tensor]) -> Iter
 
 
 def _given(scores: torch.Tensor) -> Any:
-    # For scores that are equal in 16 bits, operators choose the first expert, and torch any.
+    # If scores are equal in 16 bits, operators choose the first expert, torch any.
     told = scores - torch.arange(scores.shape[1]) * 1e-6
     return lambda module, inputs: (told,)

@@ -1,4 +1,4 @@
-"""A prefill-first scheduler with a model whose answer is always the same token."""
+"""A prefill-first scheduler, with a model that always answers with the same token."""
 
 from collections import deque
 from pathlib import Path

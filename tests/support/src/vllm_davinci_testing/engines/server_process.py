@@ -26,12 +26,12 @@ from vllm_davinci_testing.processes.waiting import becomes_true
 VLLM_MODULE = "vllm.entrypoints.cli.main"
 VLLM = (sys.executable, "-m", VLLM_MODULE)
 
-# Time limit for a server's start on a busy machine.
+# Limit of a server's start on a busy machine.
 START_LIMIT_S = 300
-# Time limit for the end of vLLM's processes in all cases.
+# Limit of the end of vLLM's processes, in all cases.
 END_LIMIT_S = 30
 
-# Variables with which engines and workers are forks of the command's process, which import nothing
+# Variables with which engines and workers are forked from the command's process and import nothing
 # again. For tests of the command itself; other tests use vLLM's default, spawn.
 FORKED_WORKERS = {"VLLM_WORKER_MULTIPROC_METHOD": "fork"}
 
@@ -138,10 +138,11 @@ class ServerProcess:
 
 
 class ForkedServer(ServerProcess):
-    """A server whose processes are forks of one that has imported vLLM: it starts in seconds.
+    """A server whose processes are forked from one that has imported vLLM, so that it starts in
+    seconds.
 
-    For tests of a server's results. ServerProcess is for tests of its start, spawned engines and
-    end, and for several API servers, because each imports prometheus_client differently.
+    For tests of results. ServerProcess is for tests of start, spawned engines and end, and for
+    several API servers, because each imports prometheus_client differently.
     """
 
     def _start(self, arguments: list[str], environment: dict[str, str]) -> Any:
@@ -172,18 +173,18 @@ class _ForkedProcess:
 def _serve(arguments: list[str], environment: dict[str, str], log: Path) -> None:
     os.setsid()
     os.environ.update(environment)
-    torch.set_num_threads(1)  # OMP_NUM_THREADS was read when torch was imported
+    torch.set_num_threads(1)  # torch has already read OMP_NUM_THREADS
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(file, 1)
     os.dup2(file, 2)
-    from vllm.entrypoints.cli.main import main  # the fork server has it already
+    from vllm.entrypoints.cli.main import main  # the fork server already has it
 
     sys.argv = ["vllm", *arguments]
     try:
         main()
     finally:
-        # Ends as an interpreter does; multiprocessing's processes skip exit handlers. One of them
-        # is core's, which sets the status of a server whose engine died.
+        # Ends like an interpreter, because multiprocessing's processes skip exit handlers. core's
+        # exit handler sets the status of a server whose engine died.
         atexit._run_exitfuncs()
 
 

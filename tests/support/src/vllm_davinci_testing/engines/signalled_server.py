@@ -1,4 +1,4 @@
-"""A server that gets a signal while its engine is in a step longer than every limit."""
+"""A server that gets a signal while its engine runs a step longer than every limit."""
 
 import os
 import signal
@@ -15,13 +15,13 @@ import httpx
 from vllm_davinci_testing.engines.server_process import SMALL, ServerProcess, processes_of_session
 from vllm_davinci_testing.processes.waiting import becomes_true
 
-# Each layer's attention takes the longest time that vnpu supports: steps take half a minute and
-# more.
+# Each layer's attention takes the longest time that vnpu supports, so that steps take half a minute
+# or more.
 LONG_STEP = {"VNPU_PACE": "aclnnFusedInfer=10000000"}
 REQUESTS = 4
-# Time of a request until it reaches the engine.
+# Time for a request to reach the engine.
 REACHES_ENGINE_S = 2.0
-# Time limit for an end.
+# Limit of an end.
 LIMIT_S = 60.0
 
 
@@ -51,7 +51,7 @@ class OpenRequest:
 
 @dataclass
 class SignalledServer:
-    """server: the server, which answers; sockets: directory of vLLM's sockets"""
+    """server: a server that answers; sockets: directory of vLLM's sockets"""
 
     server: ServerProcess
     model: Path
@@ -59,7 +59,7 @@ class SignalledServer:
     requests: list[OpenRequest] = field(default_factory=list)
 
     def open_requests(self) -> None:
-        """Sends requests, every other one a stream; returns when they are in a step."""
+        """Sends requests, every other one a stream; returns when a step runs them."""
         self.requests = [OpenRequest(is_stream=number % 2 == 0) for number in range(REQUESTS)]
         for request in self.requests:
             arguments = (self.server, self.model)
@@ -67,7 +67,7 @@ class SignalledServer:
         time.sleep(REACHES_ENGINE_S)
 
     def signal(self, number: signal.Signals, to_group: bool) -> float:
-        """Signals the whole group, as a terminal does, or the server; returns the time."""
+        """Signals the whole group, like a terminal, or only the server; returns the time."""
         pid = self.server.process.pid
         os.killpg(pid, number) if to_group else os.kill(pid, number)
         return time.monotonic()
@@ -86,8 +86,8 @@ class SignalledServer:
 def signalled_server(
     kind: type[ServerProcess], model: Path, folder: Path, *options: str
 ) -> Iterator[SignalledServer]:
-    """Starts a small server, with its log in a folder; kills it at the end."""
-    with tempfile.TemporaryDirectory(prefix="vllm-") as sockets:  # their names must be short
+    """Starts a small server, with its log in a folder; kills the server at the end."""
+    with tempfile.TemporaryDirectory(prefix="vllm-") as sockets:  # paths of sockets must be short
         environment = {**LONG_STEP, "VLLM_RPC_BASE_PATH": sockets}
         server = kind(model, folder / "log.txt", *SMALL, *options, environment=environment)
         try:

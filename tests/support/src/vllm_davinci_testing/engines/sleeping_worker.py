@@ -13,7 +13,7 @@ class SleepingWorker:
     model_runner: Any
 
     def memory(self) -> dict[str, int]:
-        """Returns bytes: the device's free memory, and what each pool has mapped."""
+        """Returns the device's free memory, and what each pool has mapped, in bytes."""
         free_bytes, _ = torch.accelerator.get_memory_info()
         return {"free": free_bytes, **sleeping_memory().mapped_bytes()}
 
@@ -26,5 +26,5 @@ class SleepingWorker:
         return sum(found.values())
 
     def load_from(self, checkpoint: str) -> None:
-        """Loads as a trainer's extension: through the model's own loader, into fixed memory."""
+        """Loads like a trainer's extension: through the model's own loader, into fixed memory."""
         self.model_runner.model.load_weights(tensors_of(Path(checkpoint)))

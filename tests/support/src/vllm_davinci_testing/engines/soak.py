@@ -1,10 +1,10 @@
 """Serves mixed requests for a long time, and checks the servers' memory and answers.
 
-Run by `nox -s soak`; `-- --seconds N --requests N` sets the duration (whichever comes first). Two
-servers, one with adapters and one of a model of images, get requests from clients that sometimes
-disconnect or send invalid requests. It prints a line per minute with counts and the servers'
-memory, and fails if an answer differs from the request alone, a server ends, or memory grows by
-more than 1 % after the first quarter of the time.
+Run by `nox -s soak`; `-- --seconds N --requests N` sets the duration (whichever comes first).
+Clients of two servers, one with adapters and one of an image model, sometimes disconnect or send
+invalid requests. Prints a line per minute with counts and the servers' memory. Fails if an answer
+differs from that to the request alone, a server ends, or memory grows by more than 1 % after the
+first quarter of the time.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from vllm_davinci_testing.engines.soak_requests import Clients
 from vllm_davinci_testing.plugin import EXACT_SOC
 
 LINE_S = 60.0
-# Growth from the first quarter to the end.
+# Permitted growth from the first quarter to the end.
 MOST_GROWTH = 0.01
-# Descriptors vary with clients' connections.
+# The number of descriptors varies with clients' connections.
 MORE_DESCRIPTORS = 24
 TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 WORKER = "vllm_davinci_testing.engines.memory_worker.MemoryWorker"
@@ -42,7 +42,7 @@ WORKER = "vllm_davinci_testing.engines.memory_worker.MemoryWorker"
 
 @dataclass(frozen=True)
 class Held:
-    """Sums of the resources that the servers' processes hold."""
+    """Sums of resources that the servers' processes hold."""
 
     device: int
     host: int
@@ -50,7 +50,7 @@ class Held:
     descriptors: int
 
     def problems(self, before: Held) -> list[str]:
-        """Describes resources that have grown by more than their limit."""
+        """Describes resources that have grown beyond their limit."""
         told = [
             f"{name} memory has grown from {old} to {new} bytes"
             for name, old, new in (
@@ -96,7 +96,8 @@ def start(directory: Path, with_images: bool) -> list[ServerProcess]:
         for seed in (1, 2)
     ]
     common = (*SMALL, "--served-model-name=base", f"--worker-extension-cls={WORKER}")
-    # A chip with float32: tokens are compared, and rounding may decide between two in 16 bits.
+    # A chip with float32, because tokens are compared, and in 16 bits rounding may decide between
+    # two.
     environment = {"VLLM_SERVER_DEV_MODE": "1", VNPU_SOC: f"{EXACT_SOC}:Ascend910B3"}
     with_adapters = ("--enable-lora", "--max-loras=2", "--lora-modules", *modules)
     servers = [

@@ -1,4 +1,4 @@
-"""Requests of a soak: prompts with shared prefixes, adapters, images, aborts, invalid ones."""
+"""A soak's requests: prompts with shared prefixes, adapters, images, aborts, invalid requests."""
 
 import base64
 import io
@@ -14,11 +14,12 @@ import httpx
 from vllm_davinci_testing.engines import pictures
 
 LIMIT_S = 120.0
-# The server closes connections that are idle for 5 s: a request sent at that moment gets no answer.
+# The server closes connections that are idle for 5 s, and a request sent at that moment gets no
+# answer.
 REUSE = httpx.Limits(keepalive_expiry=2.0)
 NUM_TEXTS, NUM_IMAGES = 48, 6
 ADAPTERS = ("base", "adapter1", "adapter2")
-# Body and path. All are refused with a status of 400 to 499.
+# Body and path of requests that are refused with a status of 400 to 499.
 NONSENSE: tuple[tuple[bytes, str], ...] = (
     (b"{", "/v1/completions"),
     (b"\xff\xfe\x00", "/v1/completions"),
@@ -43,7 +44,7 @@ NONSENSE: tuple[tuple[bytes, str], ...] = (
 
 @dataclass
 class Tally:
-    """Counts of requests' outcomes, and the right answers. Thread-safe."""
+    """Counts of outcomes, and the right answers. Thread-safe."""
 
     answers: dict[str, list[int]] = field(default_factory=dict)
     finished: int = 0
@@ -56,7 +57,7 @@ class Tally:
         return self.finished + self.aborted + self.refused + len(self.wrong)
 
     def note_wrong(self, what: str) -> None:
-        """Prints a problem immediately, because a run may last an hour."""
+        """Prints a problem immediately, because a run may take an hour."""
         print(f"wrong: {what}", flush=True)
         self.wrong.append(what)
 
@@ -76,7 +77,7 @@ class Clients:
         ]
 
     def learn(self) -> None:
-        """Gets the right answers: each request alone, in series."""
+        """Gets the right answers, one request at a time."""
         with httpx.Client(timeout=LIMIT_S) as client:
             for name in range(NUM_TEXTS):
                 self._of_text(client, name)
@@ -142,7 +143,7 @@ class Clients:
             self.tally.note_wrong(f"{name}: {tokens}, and alone {right}")
 
     def _abort(self, client: httpx.Client, draw: random.Random) -> None:
-        """Disconnects during an answer."""
+        """Disconnects in the middle of an answer."""
         body = {"model": draw.choice(ADAPTERS), "prompt": draw.choice(self._prompts)}
         body |= {"max_tokens": 60, "ignore_eos": True, "stream": True}
         lines = draw.randrange(20)

@@ -4,7 +4,7 @@ from typing import Any
 
 from vllm_davinci_testing.engines.zoo_model import ZooModel
 
-# Test prompts have up to 150 tokens; most queries see more than the indexer selects.
+# Test prompts have up to 150 tokens, so most queries see more tokens than the indexer selects.
 NUM_CHOSEN = 24
 
 SPARSE_MLA: dict[str, Any] = {
@@ -15,7 +15,7 @@ SPARSE_MLA: dict[str, Any] = {
     "v_head_dim": 32,
     "index_topk": NUM_CHOSEN,
     "index_head_dim": 128,
-    # With few, all products of a key may be negative, and many keys score 0.
+    # With fewer heads, all products of a key may be negative, and many keys score 0.
     "index_n_heads": 32,
     "first_k_dense_replace": 1,
     "n_routed_experts": 8,
@@ -44,7 +44,7 @@ def sparse(name: str, model_type: str, **options: Any) -> ZooModel:
 
 SPARSE = (
     sparse("deepseek_v32", "deepseek_v32", n_group=2, topk_group=1),
-    # The last layer attends to the tokens that the layer before it has selected.
+    # The last layer attends to the tokens selected by the layer before.
     sparse(
         "glm_dsa_shared",
         "glm_moe_dsa",
@@ -55,5 +55,5 @@ SPARSE = (
         indexer_rope_interleave=True,  # as in released models
     ),
 )
-# The context never exceeds the number of selected tokens: the same as dense MLA.
+# The context never exceeds the number of selected tokens, so this equals dense MLA.
 ALL_CHOSEN = sparse("deepseek_v32_all", "deepseek_v32", n_group=2, topk_group=1, index_topk=512)

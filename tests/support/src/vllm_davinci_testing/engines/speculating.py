@@ -1,4 +1,4 @@
-"""Requests for comparing engines with and without speculation, and their results."""
+"""Requests that compare engines with and without speculation, and their results."""
 
 import json
 import math
@@ -24,14 +24,14 @@ def texts() -> list[dict[str, Any]]:
 
 
 def write_texts(path: Path, tokens: list[list[int]]) -> Path:
-    """Writes the requests with these tokens after their prompts, for a drafter that knows them."""
+    """Writes the requests followed by these tokens, for a drafter that knows them."""
     pairs = zip(texts(), tokens, strict=True)
     path.write_text(json.dumps([text["prompt_token_ids"] + after for text, after in pairs]))
     return path
 
 
 def greedy(number: int, **options: Any) -> SamplingParams:
-    """Returns parameters of one of the requests, which end at different times."""
+    """Returns parameters of one request; requests end at different times."""
     return SamplingParams(
         **{"temperature": 0, "max_tokens": 24 + 5 * (number % 5), "ignore_eos": True} | options
     )
@@ -48,20 +48,20 @@ def generate(
 
 
 # Difference of two tokens' logprobs within which 16 bits may choose either: a logit of 16 to 32 has
-# steps of 1/8 in bfloat16, and several rows of a request are summed in another order than one.
+# steps of 1/8 in bfloat16, and several rows of a request are summed in another order than one row.
 CLOSE = 0.25
 
 
 def with_logprobs(engine: EngineProcess) -> list[Any]:
-    """Returns the requests' completions with the likeliest tokens' logprobs at each position."""
+    """Returns the requests' completions, with the likeliest tokens' logprobs at each position."""
     outputs = engine.generate(texts(), [greedy(n, logprobs=5) for n in range(REQUESTS)])
     return [output.outputs[0] for output in outputs]
 
 
 def first_wrong(expected: list[Any], found: list[list[int]]) -> list[tuple[int, int, float]]:
-    """Returns (text, position, distance) of texts that diverge where rounding does not explain it.
+    """Returns (text, position, distance) of texts that diverge for another reason than rounding.
 
-    expected: completions of `with_logprobs`; texts may diverge after a token that was close
+    expected: completions of `with_logprobs`; texts may diverge after a close choice
     """
     wrong = []
     for number, (completion, tokens) in enumerate(zip(expected, found, strict=True)):

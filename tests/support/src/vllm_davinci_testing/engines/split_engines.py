@@ -1,4 +1,4 @@
-"""Engines with split steps, and their decisions."""
+"""Engines with split steps, and how they decide."""
 
 import random
 from collections import Counter
@@ -20,9 +20,9 @@ def overlapped(**options: Any) -> dict[str, Any]:
 
 
 def decisions(engine: EngineProcess) -> Counter[str]:
-    """Returns the number of steps by reason; asserts that all ranks decide alike."""
+    """Returns the number of steps by reason; asserts that all ranks decide the same."""
     first, *others = engine.on_workers("overlap_decisions")
-    # A stage of a pipeline warms up on its own.
+    # A pipeline stage warms up on its own.
     assert all({**other, "not_a_step": 0} == {**first, "not_a_step": 0} for other in others)
     return Counter(first)
 

@@ -1,4 +1,4 @@
-"""Options of `dbo` under which every step that can be cut is split, decodes too."""
+"""Options of `dbo` that split every divisible step, including decodes."""
 
 from typing import Any
 

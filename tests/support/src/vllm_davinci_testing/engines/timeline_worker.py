@@ -1,4 +1,4 @@
-"""A worker that reports the work launched on its device."""
+"""A worker that reports what was launched on its device."""
 
 import json
 import os
@@ -13,7 +13,7 @@ _TASKS = ("operator", "collective")
 
 
 class TimelineWorker:
-    """Mixed into the worker by vLLM's option worker_extension_cls, where a timeline is modelled."""
+    """Mixed into the worker by vLLM's option worker_extension_cls; needs a modelled timeline."""
 
     def begin_timeline(self) -> None:
         """Starts recording tasks."""

@@ -1,6 +1,6 @@
 """A quantization scheme in one file, like those in core's `quantization/schemes`.
 
-Named as `worker_extension_cls`, the module is imported by an engine's workers.
+With the option `worker_extension_cls`, an engine's workers import this module.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from vllm_davinci.core.quantization.tensors import INT8_WEIGHT, Extent, TensorSp
 
 @SCHEMES.register
 class PowersOfTwo(Scheme):
-    """int8 weights with a power-of-two scale per channel; files store its exponent."""
+    """int8 weights with a power-of-two scale per channel; files store the exponent."""
 
     name = "W8_POWERS_OF_TWO"
     parameters = (INT8_WEIGHT, TensorSpec("exponent", Extent.CHANNEL_COLUMN))
@@ -32,4 +32,4 @@ class PowersOfTwo(Scheme):
 
 
 class Workers:
-    """Mixed into the workers, which have imported this module by then."""
+    """Mixed into the workers, which thereby import this module."""

@@ -1,4 +1,4 @@
-"""transformers' results on the CPU in fp32, and the comparison of vLLM's tokens with them."""
+"""transformers' results on the CPU in fp32, compared with vLLM's tokens."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,12 +10,12 @@ import transformers
 from vllm_davinci_testing.engines.hy_v4_checkpoint import HY_V4, rotate_halves
 from vllm_davinci_testing.engines.rounding import first_wrong_token
 
-# Distance of two logits whose order 16 bits can change, in standard deviations of all.
+# Distance of two logits whose order 16 bits can change, in standard deviations of all logits.
 CLOSE = 0.25
 
 
 class TransformersReference:
-    """A checkpoint as transformers runs it, with some fields of its configuration replaced."""
+    """Runs a checkpoint in transformers, with some fields of its configuration replaced."""
 
     def __init__(self, checkpoint: Path, dtype: torch.dtype = torch.float32, **fields: Any) -> None:
         config = transformers.AutoConfig.from_pretrained(checkpoint)
@@ -30,7 +30,7 @@ class TransformersReference:
         ).eval()
         if config.model_type == HY_V4.model_type:
             rotate_halves(self.network)
-        self.network.generation_config.eos_token_id = None  # the tests generate past it
+        self.network.generation_config.eos_token_id = None  # the tests also generate after it
 
     @torch.inference_mode()
     def logits(self, token_ids: Sequence[int], **inputs: torch.Tensor) -> torch.Tensor:
@@ -40,7 +40,8 @@ class TransformersReference:
     def continuation_logits(self, prompt: Sequence[int], tokens: Sequence[int]) -> torch.Tensor:
         """Returns [len(tokens), vocabulary]: row i predicts tokens[i]."""
         kinds = {}
-        if getattr(self.network.config, "prefix_lm", False):  # bidirectional in the prompt
+        # Attention is bidirectional in the prompt.
+        if getattr(self.network.config, "prefix_lm", False):
             kinds["token_type_ids"] = torch.tensor([[1] * len(prompt) + [0] * len(tokens)])
         return self.logits([*prompt, *tokens], **kinds)[len(prompt) - 1 : -1]
 
@@ -65,7 +66,8 @@ class TransformersReference:
         adjust: Callable[[torch.Tensor, list[int]], torch.Tensor] | None = None,
         dtype: torch.dtype = torch.float32,
     ) -> str | None:
-        """Describes where `tokens` is not the greedy continuation of `prompt`, or None.
+        """Describes where `tokens` differs from the greedy continuation of `prompt`, or returns
+        None.
 
         adjust: changes the logits of one position, given the tokens generated before it
         dtype:  dtype of the engine that generated the tokens
@@ -85,7 +87,7 @@ class TransformersReference:
     def differing_tokens(
         self, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]
     ) -> tuple[int, int]:
-        """Counts tokens that are not the greedy choice: those with close logits, and the others."""
+        """Counts tokens that are not the greedy choice: those with close logits, and all others."""
         close = wrong = 0
         for prompt, tokens in zip(prompts, outputs, strict=True):
             rows = self.continuation_logits(prompt, tokens)

@@ -41,7 +41,7 @@ def _with_rank(directory: Path, base: Path) -> None:
     write_files(directory, tensors, {"r": 128, "target_modules": ["q_proj"]})
 
 
-# Writers of adapters, from one of rank 8 that fits -> a pattern of the error.
+# Functions that make a fitting adapter of rank 8 unfit -> a pattern of the error.
 UNFIT: list[tuple[Callable[[Path, Path], None], str]] = [
     (_with_shape, r"layers.1.mlp.down_proj: shapes .* \[255, 8\]; .*\[256, rank\]"),
     (_with_another_layer, "layers.7.*the model has none"),

@@ -1,4 +1,4 @@
-"""Updates a worker's weights as trainers do; a base of the worker."""
+"""Updates a worker's weights like trainers do; a base of the worker."""
 
 import gc
 from typing import Any
@@ -15,11 +15,11 @@ class UpdatingWorker:
     device: Any
 
     def reload_from(self, checkpoint: str) -> None:
-        """Reloads layer by layer, as vLLM does."""
+        """Reloads layer by layer, like vLLM."""
         self.model_runner.reload_weights(weights_path=checkpoint)
 
     def load_buckets(self, addresses: list[str]) -> None:
-        """Loads a bucket at a time through the model's own loader, as verl does."""
+        """Loads bucket by bucket through the model's own loader, like verl."""
         for tensors in weight_buckets.receive(addresses[self.local_rank], self.device):
             self.model_runner.model.load_weights(tensors)
 

@@ -1,4 +1,4 @@
-"""Results of transformers for requests with images and videos, on the CPU in fp32."""
+"""transformers' results for requests with images and videos, on the CPU in fp32."""
 
 from pathlib import Path
 from typing import Any
@@ -46,12 +46,12 @@ class Reference:
 
     @torch.inference_mode()
     def logits(self, request: Request, tokens: list[int]) -> torch.Tensor:
-        """Returns [tokens, vocabulary]: the logits from which each token is chosen."""
+        """Returns [tokens, vocabulary]: the logits that choose each token."""
         inputs = self._inputs(request)
         prompt = inputs["input_ids"].shape[1]
         following = torch.tensor([tokens])
         for name in ("input_ids", "attention_mask", "mm_token_type_ids"):
-            if name not in inputs:  # of families that mark positions by tokens only
+            if name not in inputs:  # for families that mark positions only by tokens
                 continue
             added = {"input_ids": following, "attention_mask": following * 0 + 1}
             inputs[name] = torch.cat([inputs[name], added.get(name, following * 0)], dim=1)
@@ -67,7 +67,9 @@ class Reference:
         assert wrong is None, wrong
 
     def gaps(self, request: Request, tokens: list[int]) -> torch.Tensor:
-        """Returns [tokens]: distance from the best logit, in standard deviations of its row."""
+        """Returns [tokens]: each one's distance from the best logit, in standard deviations of its
+        row.
+        """
         rows = self.logits(request, tokens)
         chosen = rows.gather(1, torch.tensor([tokens]).T)[:, 0]
         gaps: torch.Tensor = (rows.max(dim=1).values - chosen) / rows.std(dim=1)

@@ -1,6 +1,6 @@
 """Small multimodal checkpoints with random weights: an image and video encoder, then text.
 
-vLLM's models of these families need torchvision, for their image processors.
+vLLM's image processors of these families need torchvision.
 """
 
 from collections.abc import Callable
@@ -43,7 +43,7 @@ VOCAB_SIZE = FIRST_SPECIAL_ID + len(SPECIAL)
 START_ID, END_ID, IMAGE_ID, VIDEO_ID = range(FIRST_SPECIAL_ID, VOCAB_SIZE)
 
 PATCH = 14
-SMALLEST, LARGEST = 28 * 28, 280 * 280  # pixels of an image
+SMALLEST, LARGEST = 28 * 28, 280 * 280  # pixels per image
 
 
 @dataclass(frozen=True)
@@ -51,11 +51,11 @@ class VisionModel:
     """One checkpoint.
 
     make_config:    makes its transformers configuration
-    make_processor: makes its processor of text, images and videos from a tokenizer
+    make_processor: makes its processor for text, images and videos, with a tokenizer
     takes_videos:   True if it supports videos
     more_tokens:    tokens that vLLM looks up by name, after the special ones
     needs_metadata: True if its processor needs the times of a video's frames
-    fill:           gives weights to what is neither a layer of matrices nor a norm
+    fill:           fills parameters other than matrices and norms
     """
 
     name: str
@@ -134,7 +134,7 @@ def _qwen3_vl(has_experts: bool = False) -> transformers.PretrainedConfig:
     return kind(
         text_config=_text(head_dim=64, rope_parameters=rope, **(experts if has_experts else {})),
         vision_config={
-            "depth": 2 if has_experts else 3,  # no answer of a test has an image token
+            "depth": 2 if has_experts else 3,  # no answer contains an image token
             "hidden_size": 144,  # heads of 72
             "intermediate_size": 192,
             "num_heads": 2,
@@ -175,7 +175,7 @@ def _qwen2_vl() -> transformers.PretrainedConfig:
         vision_config={
             "depth": 3,
             "embed_dim": 128,
-            "hidden_size": 256,  # of the text model
+            "hidden_size": 256,  # the text model's
             "mlp_ratio": 2,
             "num_heads": 2,
             "patch_size": PATCH,
@@ -196,7 +196,7 @@ def _qwen_processor(kind: type, video_kind: Any) -> Callable[[Any], transformers
             ),
             video_processor=video_kind(
                 patch_size=PATCH,
-                # Qwen3-VL: pixels of all frames.
+                # Qwen3-VL: total pixels of all frames.
                 size={"shortest_edge": SMALLEST, "longest_edge": LARGEST},
                 do_sample_frames=False,
                 cap_pixels_per_frame=False,
@@ -291,7 +291,7 @@ def write_vision_checkpoint(
 ) -> Path:
     """Writes configuration, fp32 weights, tokenizer and processors; returns the directory.
 
-    encoder_blocks: number of blocks of a Qwen's encoder; None: the model's own few
+    encoder_blocks: number of blocks of a Qwen's encoder; None: the small model's
     """
     model = MODELS[name]
     config = model.make_config()
@@ -308,8 +308,8 @@ def write_vision_checkpoint(
     write_tokenizer(directory)
     tokenizer = transformers.AutoTokenizer.from_pretrained(
         directory,
-        unk_token=EOS,  # else Qwen3.5's has one of its own, before the special ones
-        model_specific_special_tokens={  # as InternVL's processor asks for them
+        unk_token=EOS,  # otherwise Qwen3.5's class adds one before the special tokens
+        model_specific_special_tokens={  # InternVL's processor looks them up
             "start_image_token": VISION_START,
             "end_image_token": VISION_END,
             "context_image_token": IMAGE_PAD,
@@ -319,7 +319,7 @@ def write_vision_checkpoint(
     )
     special = [*SPECIAL, *model.more_tokens]
     tokenizer.add_special_tokens({"additional_special_tokens": special})
-    # The server inserts placeholders of images and videos into the text.
+    # The template has placeholders, which the server fills in for images and videos.
     tokenizer.chat_template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
     tokenizer.save_pretrained(directory)
     processor = model.make_processor(tokenizer)

@@ -1,7 +1,8 @@
-"""Sends weights to an engine's workers bucket by bucket, as verl does.
+"""Sends weights to an engine's workers bucket by bucket, like verl.
 
-Each worker has a sender, on its device. A sender keeps one bucket, in the device's memory or the
-host's shared memory, refills it repeatedly, and describes its content to the worker over a socket.
+Each worker has a sender on its device. The sender has one bucket, in device memory or the host's
+shared memory; it refills the bucket repeatedly and describes the content to the worker over a
+socket.
 """
 
 import gc
@@ -20,7 +21,7 @@ from torch.multiprocessing.reductions import reduce_tensor
 
 BUCKET_BYTES = 1 << 21
 LIMIT_S, TURN_MS = 60.0, 100
-DEVICE_ARGUMENT = 6  # torch's message about a shared tensor
+DEVICE_ARGUMENT = 6  # torch's warning about a shared tensor
 
 Tensors = Sequence[tuple[str, torch.Tensor]]
 
@@ -80,7 +81,7 @@ def _send(address: str, rank: int, tensors: Tensors, shared_on: str, end: Event)
 
 @contextmanager
 def _bucket(shared_on: str) -> Iterator[tuple[torch.Tensor, Any]]:
-    """Yields the bucket, and the handle by which the worker opens it."""
+    """Yields the bucket, and the handle with which the worker opens it."""
     if shared_on == "npu":
         bucket = torch.empty(BUCKET_BYTES, dtype=torch.uint8, device="npu")
         yield bucket, reduce_tensor(bucket)
@@ -96,7 +97,7 @@ def _bucket(shared_on: str) -> Iterator[tuple[torch.Tensor, Any]]:
 
 
 def receive(address: str, device: torch.device) -> Iterator[list[tuple[str, torch.Tensor]]]:
-    """Yields the tensors of each bucket; their memory is reused when the next is requested."""
+    """Yields each bucket's tensors; requesting the next bucket reuses their memory."""
     with zmq.Context() as context, _socket(context, zmq.REP) as socket:
         socket.connect(address)
         place = _receive(socket, socket.recv_pyobj, lambda: False)

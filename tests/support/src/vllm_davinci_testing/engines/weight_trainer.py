@@ -1,7 +1,7 @@
-"""A trainer's program: joins a server's workers over HCCL and sends it checkpoints in turn.
+"""A trainer's program: joins a server's workers over HCCL and sends them checkpoints in turn.
 
 Arguments: the server's URL, number of its workers, device of the trainer, checkpoints in turn.
-After each it prints a line and waits for one, so that the test can query the server in between.
+After each checkpoint it prints a line and waits for one, so that the test can query the server.
 """
 
 import sys
@@ -18,11 +18,11 @@ from vllm.distributed.weight_transfer.factory import WeightTransferTrainerFactor
 from vllm_davinci.core.weight_transfer.hccl_engine import HCCLTrainerInitInfo
 from vllm_davinci_testing.processes.ranks import free_port
 
-BUFFER_BYTES = 1 << 20  # less than the largest tensor, more than many others
+BUFFER_BYTES = 1 << 20  # smaller than the largest tensor, larger than many others
 
 
 class CheckpointSource(WeightSource):
-    """The tensors of a directory, on the host; `read` loads another with the same names."""
+    """A directory's tensors on the host; `read` loads other tensors with the same names."""
 
     def __init__(self, checkpoint: Path) -> None:
         self.read(checkpoint)

@@ -17,9 +17,9 @@ from vllm_davinci_testing.engines.model_zoo import (
 
 SAMPLING_RATE = 16000
 SECONDS = 3  # every input is padded or cut to this length
-POSITIONS = 150  # rows of the encoder's output: more than a cache block
+POSITIONS = 150  # rows of the encoder's output, more than a cache block
 START = "<|startoftranscript|>"
-# In Whisper's order, after the bytes and the two special tokens of every checkpoint.
+# In Whisper's order, after the bytes and every checkpoint's two special tokens.
 SPECIAL = [
     START,
     "<|transcribe|>",
@@ -54,7 +54,7 @@ def whisper_config() -> transformers.WhisperConfig:
 
 @torch.no_grad()
 def _listen(network: transformers.WhisperForConditionalGeneration) -> None:
-    """Scales weights so that tokens depend on audio and prompt: equal biases would dominate."""
+    """Scales weights so that tokens depend on audio and prompt; equal biases would dominate."""
     for module in network.modules():
         if isinstance(getattr(module, "bias", None), torch.Tensor):
             module.bias.mul_(0.1)
@@ -91,7 +91,7 @@ def write_whisper(directory: Path, seed: int = 0) -> Path:
 
 
 def sound(seed: int, seconds: float = SECONDS) -> np.ndarray:
-    """Makes a noisy chord of four tones, [samples] float32; the pitch depends on the seed."""
+    """Makes a noisy chord of four tones, [samples] float32; the seed changes the pitch."""
     generator = np.random.default_rng(seed)
     time = np.arange(int(seconds * SAMPLING_RATE)) / SAMPLING_RATE
     tones = np.sin(2 * np.pi * generator.uniform(100, 4000, (4, 1)) * time).sum(0)

@@ -1,4 +1,4 @@
-"""One small checkpoint of random weights, by the fields of its configuration."""
+"""Describes a small checkpoint of random weights by the fields of its configuration."""
 
 import copy
 from dataclasses import dataclass, field
@@ -7,7 +7,7 @@ from typing import Any
 import transformers
 
 BOS, EOS = "<s>", "</s>"
-# One token per byte, then the two special ones. Not a multiple of 64: vLLM pads the LM head.
+# One token per byte, then two special tokens. Not a multiple of 64, so that vLLM pads the LM head.
 NUM_BYTES = 256
 VOCAB_SIZE = NUM_BYTES + 2
 BOS_ID, EOS_ID = NUM_BYTES, NUM_BYTES + 1
@@ -15,7 +15,7 @@ BOS_ID, EOS_ID = NUM_BYTES, NUM_BYTES + 1
 
 @dataclass(frozen=True)
 class ZooModel:
-    """One checkpoint. `options` are the fields of its transformers configuration."""
+    """One checkpoint. `options` are fields of its transformers configuration."""
 
     name: str
     model_type: str
@@ -43,5 +43,5 @@ class ZooModel:
             bos_token_id=BOS_ID,
             eos_token_id=EOS_ID,
             pad_token_id=EOS_ID,
-            **copy.deepcopy(self.options),  # transformers changes it
+            **copy.deepcopy(self.options),  # transformers modifies it
         )

@@ -1,4 +1,4 @@
-"""Chunks of a recurrence, compared with its steps and with other chunk lengths."""
+"""Chunks of a recurrence, compared with single steps and with other chunk lengths."""
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
@@ -18,7 +18,7 @@ def computed_in_chunks(
     lengths: list[int],
     device: torch.device,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns outputs of all tokens and final states, both in the order of requests.
+    """Returns all tokens' outputs and the final states, in the order of requests.
 
     compute: maps (tensors, states, plan) to outputs, and writes the states in place
     """
@@ -43,7 +43,7 @@ def assert_chunks_are_defined(
     device: torch.device,
     atol: float,
 ) -> None:
-    """Compares requests with `defined`, which maps tensors and state to output and new state."""
+    """Compares requests with `defined`, which maps tensors and a state to output and new state."""
     outputs, after = in_chunks(tensors, states, lengths, device)
     ends = [0, *torch.tensor(lengths).cumsum(0).tolist()]
     for request, (begin, end) in enumerate(pairwise(ends)):
@@ -61,7 +61,7 @@ def assert_steps_are_a_chunk(
     device: torch.device,
     atol: float,
 ) -> None:
-    """Checks that chunks give several requests the results of single tokens.
+    """Asserts that chunks of several requests give the results of single tokens.
 
     each:      a named tuple of tensors [num_tokens, ...] per request, all of the same num_tokens
     states:    [num_requests, ...]
@@ -85,7 +85,7 @@ def assert_steps_are_a_chunk(
 def assert_parts_are_the_whole(
     inputs: Any, states: torch.Tensor, in_chunks: Chunked, device: torch.device, atol: float
 ) -> None:
-    """Checks that a prompt of 150 tokens gives the same in one call and in parts."""
+    """Asserts that a prompt of 150 tokens gives the same results in one call and in parts."""
     whole, after = in_chunks(inputs, states, [150], device)
     parts = []
     for begin, end in pairwise([0, 1, 48, 112, 150]):

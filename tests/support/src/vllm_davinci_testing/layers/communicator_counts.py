@@ -1,4 +1,4 @@
-"""Counts launches between ranks and waits of the host in a part of a program."""
+"""Counts launches between ranks, and the host's waits, in a part of a program."""
 
 import collections
 from collections.abc import Callable, Iterator

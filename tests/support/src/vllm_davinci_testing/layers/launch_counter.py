@@ -7,7 +7,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 
 class LaunchCounter(TorchDispatchMode):
-    """Records the computing operators that a block calls, without views and allocations."""
+    """Records the computing operators called in this context, not views or allocations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -15,7 +15,7 @@ class LaunchCounter(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        # `contiguous` is a view of a contiguous tensor, and otherwise a copy.
+        # `contiguous` copies only if the tensor is not contiguous.
         is_view = func.is_view and (isinstance(result, list) or _same_memory(result, args[0]))
         name = func.name().split(".")[0]
         if not is_view and "empty" not in name:

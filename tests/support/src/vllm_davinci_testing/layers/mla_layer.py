@@ -15,7 +15,8 @@ from vllm_davinci.core.attention.mla.metadata import NPUMLAMetadata, NPUMLAMetad
 
 BLOCK, KV_LORA, ROPE, HIDDEN, HEADS = 128, 512, 64, 64, 4
 
-# A step is a list of (request, number of new tokens); requests keep their order of first use.
+# A step is a list of (request, number of new tokens); requests stay in the order of their first
+# use.
 Step = list[tuple[str, int]]
 WHOLE: list[Step] = [[("a", 3), ("b", 200), ("c", 1)]]
 DECODES: list[Step] = [
@@ -101,13 +102,13 @@ class Block:
         self.blocks: dict[str, list[int]] = {}
 
     def initial(self, name: str, parameter: torch.Tensor) -> torch.Tensor:
-        """Returns random values of a parameter, by its name in the model."""
+        """Returns a parameter's random values, by its name in the model."""
         bound = 0.1 if "norm" in name else 1 / math.sqrt(parameter.shape[-1])
         random = torch.randn(parameter.shape, generator=self.generator) * bound
         return random + 1 if "norm" in name else random
 
     def common(self, step: Step) -> CommonAttentionMetadata:
-        """Adds the step's new tokens to its requests and describes the batch as the runner does."""
+        """Adds the step's new tokens to its requests, and describes the batch like the runner."""
         seq_lens, slots, table = [], [], torch.zeros(len(step), 8, dtype=torch.int32)
         self.new, positions = [], []
         for row, (name, count) in enumerate(step):
@@ -156,12 +157,12 @@ class Block:
         return output.cpu()
 
     def run(self, step: Step) -> list[torch.Tensor]:
-        """Returns the output of the step's new tokens, per request."""
+        """Returns the output of the step's new tokens by request."""
         output = self.forward(self.metadata(step))
         return list(output.split([count for _, count in step]))
 
     def expected(self, name: str, scale_correction: float) -> torch.Tensor:
-        """Returns a request's output [tokens, HIDDEN] in fp64, from all its hidden states."""
+        """Computes a request's output [tokens, HIDDEN] in fp64 from all its hidden states."""
         weights = {
             key: value.detach().cpu().double() for key, value in self.module.named_parameters()
         }
@@ -191,7 +192,8 @@ class Block:
         k_nope, value = up.unflatten(-1, (HEADS, -1)).split([nope, value_size], -1)
         table = self.module.rotary_emb.cos_sin_cache.cpu().double()[: len(x)]
 
-        def rotate(rows: torch.Tensor) -> torch.Tensor:  # pairs of neighbours, [tokens, heads, R]
+        # Pairs of adjacent entries, [tokens, heads, R].
+        def rotate(rows: torch.Tensor) -> torch.Tensor:
             cos, sin = table[:, None].chunk(2, -1)
             even, odd = rows[..., ::2], rows[..., 1::2]
             return torch.stack([even * cos - odd * sin, odd * cos + even * sin], -1).flatten(-2)
@@ -217,7 +219,7 @@ SIDE_STREAM = {"torchair_graph_config": {"enable_multistream_mla": True}}
 
 
 def with_streams(vllm_config: VllmConfig, device: torch.device, **options: object) -> Block:
-    """A block whose layer was made with a side stream."""
+    """Makes a block whose layer has a side stream."""
     vllm_config.additional_config = SIDE_STREAM
     try:
         return Block(vllm_config, device, **options)

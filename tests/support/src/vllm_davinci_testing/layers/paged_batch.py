@@ -24,7 +24,7 @@ def reference(
 ) -> torch.Tensor:
     """query [q, heads, d], keys and values [k, kv_heads, d], is_visible [q, k] -> [q, heads, d]
 
-    sinks: [heads], a score that takes part in each softmax, without a value
+    sinks: [heads], a score in each softmax, without a value
     """
     group = query.shape[1] // keys.shape[1]
     keys, values = keys.repeat_interleave(group, 1), values.repeat_interleave(group, 1)
@@ -102,7 +102,7 @@ class Batch:
             for rows in new
         ]
         query, key, value = new
-        # Rows inside a fused projection's output.
+        # Rows are slices of a fused projection's output.
         together = torch.cat((key, value), 1)
         key, value = together.split((key.shape[1], value.shape[1]), 1)
         output = torch.full_like(query, 7.0)

@@ -23,7 +23,7 @@ TYPES = pytest.mark.parametrize("kind", ["W8A8", "W8A8_DYNAMIC"])
 
 @dataclass
 class Exported:
-    """One linear layer of a checkpoint, in the format's names, shapes and dtypes."""
+    """A checkpoint's linear layer, in the format's names, shapes and dtypes."""
 
     tensors: dict[str, Tensor]
 
@@ -67,7 +67,7 @@ class Exported:
         return self.scaled(integers, scale, bias).to(x.dtype)
 
     def scaled(self, integers: Tensor, scale: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Returns fp32 values before rounding to the model's dtype."""
+        """Returns fp32 values, not yet rounded to the model's dtype."""
         values = self.sums(integers).float() * self["weight_scale"].float().flatten()
         values = values * scale[:, None]
         return values if bias is None else values + bias.float()
@@ -105,5 +105,5 @@ def single(kind: str, dtype: torch.dtype, layer: type[LinearBase] = ReplicatedLi
 
 def inputs(dtype: torch.dtype, rows: int = 9, columns: int = IN) -> Tensor:
     x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(5)).to(dtype)
-    x[rows // 2] = 0  # all zeros, without a range
+    x[rows // 2] = 0  # all zeros, so no range
     return x

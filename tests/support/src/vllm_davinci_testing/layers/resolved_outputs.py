@@ -1,4 +1,4 @@
-"""Quantized layers of an MLP, and the resolution of their output types."""
+"""Quantized layers of an MLP, and how their output types are chosen."""
 
 from collections.abc import Callable
 
@@ -15,7 +15,7 @@ from vllm_davinci_testing.layers.quantized_linear import IN, Exported, build, fi
 
 
 def resolve(run: Callable[[], object], *modules: torch.nn.Module) -> None:
-    """Runs the model runner's work after loading, with `run` as the dummy run."""
+    """Does the model runner's work after loading, with `run` as the dummy run."""
     OutputPlan(torch.nn.ModuleList(modules)).resolve([run])
 
 

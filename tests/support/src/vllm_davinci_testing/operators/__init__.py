@@ -1,1 +1,1 @@
-"""Operators of the device: how tests call them, their operands, and their references."""
+"""The device's operators: how tests call them, operands, and references."""

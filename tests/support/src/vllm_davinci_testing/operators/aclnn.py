@@ -1,4 +1,4 @@
-"""Calls operators through the C interface if torch_npu has no Python function for them."""
+"""Calls operators through the C interface, if torch_npu has no Python function for them."""
 
 import ctypes
 from typing import Any, NamedTuple, Self
@@ -41,9 +41,9 @@ class Tiles(NamedTuple):
 
 
 class FourBit(NamedTuple):
-    """4-bit integers described as such: `tensor` has eight of them in each int32.
+    """4-bit integers: `tensor` has eight in each int32.
 
-    tiles: sizes of the tiles of a matrix in FRACTAL_NZ, in 4-bit integers
+    tiles: sizes of FRACTAL_NZ tiles, in 4-bit integers
     """
 
     tensor: torch.Tensor
@@ -181,10 +181,10 @@ def call(name: str, *arguments: Argument) -> None:
     """Runs aclnn`name` on the current stream and waits for it.
 
     arguments: tensors on the device (or FourBit, Tiled, Tiles), lists of them (aclTensorList),
-    tuples of ints (aclIntArray), Number (aclScalar), bool, int (int64_t),
-    float (double), str (char*), None (a null pointer), or a ctypes value for any other type of C.
-    Handles live on to the end of the process. Raises RuntimeError with the device's error text when
-    a phase returns an error code.
+    tuples of ints (aclIntArray), Number (aclScalar), bool, int (int64_t), float (double), str
+    (char*), None (a null pointer), or a ctypes value for any other type of C. Handles live until
+    the process ends. Raises RuntimeError with the device's error text if a phase returns an error
+    code.
     """
     launch(name, *arguments)
     torch.npu.synchronize()
@@ -198,7 +198,7 @@ def launch(name: str, *arguments: Argument) -> None:
 
 
 def call_in(address: int, size: int, name: str, *arguments: Argument) -> None:
-    """Like `call`, with the caller's workspace, and without waiting for the result.
+    """Like `launch`, with the caller's workspace.
 
     address, size: of the workspace, in bytes; address 0 is a null pointer
     """
@@ -207,9 +207,9 @@ def call_in(address: int, size: int, name: str, *arguments: Argument) -> None:
 
 
 def workspace_size(name: str, *arguments: Argument) -> int:
-    """Runs the first phase of aclnn`name` only; returns the bytes of workspace that it requests.
+    """Runs only the first phase of aclnn`name`; returns the requested bytes of workspace.
 
-    arguments: as of `call`; None for a null pointer
+    arguments: as in `call`; None for a null pointer
     """
     return _prepare(name, *arguments)[0].value
 

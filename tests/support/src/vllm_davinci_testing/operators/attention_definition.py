@@ -1,4 +1,4 @@
-"""The definition of attention with heads first, and the tolerance of results."""
+"""Attention's definition with heads first, and the tolerance of results."""
 
 import torch
 
@@ -30,7 +30,7 @@ def attention(
 
 
 def close(npu: torch.Tensor, expected: torch.Tensor, dtype: torch.dtype) -> None:
-    """Asserts the dtype of attention's result and, except for rounding, its values."""
+    """Asserts dtype and, except for rounding, values of attention's result."""
     assert npu.dtype == dtype
     torch.testing.assert_close(
         npu.cpu().double(), expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype]

@@ -5,7 +5,8 @@ from typing import TypeAlias
 
 import torch
 
-# Products and their sums: the last bits of each dtype, at the size of the largest result.
+# Tolerances of products and their sums: the last bits of each dtype, relative to the largest
+# result.
 TOLERANCE = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 
 Result: TypeAlias = torch.Tensor | Sequence["Result"] | bool | int | float
@@ -14,9 +15,9 @@ Result: TypeAlias = torch.Tensor | Sequence["Result"] | bool | int | float
 def compare(npu: Result, cpu: Result, *, rtol: float = 0.0, atol: float = 0.0) -> None:
     """Asserts that a device's result equals the CPU's: structure, shape, dtype and values.
 
-    npu, cpu: a tensor, a number, or a sequence of these, nested at will. NaN equals NaN.
-    Values must be equal unless a tolerance is given: both sides do the same arithmetic, and only
-    the order of a sum or the path through a vectorised kernel may differ.
+    npu, cpu: a tensor, a number, or a sequence of these, nested at will. NaN equals NaN. Without a
+        tolerance, values must be equal. Both sides do the same arithmetic; only the order of a sum,
+        or the path through a vectorized kernel, may differ.
     """
     if isinstance(cpu, torch.Tensor):
         assert isinstance(npu, torch.Tensor)
@@ -34,7 +35,7 @@ def compare(npu: Result, cpu: Result, *, rtol: float = 0.0, atol: float = 0.0) -
 
 
 def near(npu: torch.Tensor, expected: torch.Tensor) -> None:
-    """Asserts that a result of sums equals the expected one, except for rounding of its dtype."""
+    """Asserts that sums equal the expected ones, except for rounding to their dtype."""
     t = TOLERANCE[npu.dtype]
     limit = t * float(expected.abs().max().clamp_min(1))
     torch.testing.assert_close(npu.cpu().double(), expected.double(), rtol=t, atol=limit)

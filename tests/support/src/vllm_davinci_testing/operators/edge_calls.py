@@ -1,9 +1,9 @@
-"""Calls at the edge of a rule that documents allow, made from the rule and a legal call.
+"""Allowed calls at the edge of a documented rule, made from the rule and a legal call.
 
-A rule's values (`Constraint.form`) give the edges of an argument: each listed dtype, the smallest
+A rule's values (`Constraint.form`) give an argument's edges: each listed dtype, and the smallest
 and largest number of dimensions, sizes and numbers. A value at the edge often requires other
-arguments to change too, such as an output of the same dtype: an edge has several calls, from the
-argument alone to all operands that are like it.
+changes, such as an output of the same dtype. An edge therefore has several calls: with the argument
+changed alone, with one similar operand, and with all similar operands.
 """
 
 import ctypes
@@ -19,8 +19,8 @@ from vllm_davinci_testing.operators.legal_calls import Operand
 
 class Edge(NamedTuple):
     """
-    value: value that the rule allows, as text
-    calls: replacements for the legal call's arguments; one set must pass
+    value: allowed value, as text
+    calls: sets of replacements for the legal call's arguments; one must pass
     """
 
     value: str
@@ -28,7 +28,7 @@ class Edge(NamedTuple):
 
 
 def edges(row: Constraint, legal: Mapping[str, Any]) -> list[Edge]:
-    """Returns the edges of a rule that the legal call does not cover."""
+    """Returns a rule's edges that the legal call does not cover."""
     if row.form is None:
         return []
     kind, *bounds = row.form
@@ -55,7 +55,7 @@ Change = Callable[[Operand], Operand | None]
 
 def _dtypes(operand: Operand, allowed: list[str]) -> Iterator[tuple[str, Change]]:
     for dtype in allowed:
-        if dtype not in (operand.dtype, "int4"):  # which is packed, and so of other sizes
+        if dtype not in (operand.dtype, "int4"):  # packed, so its sizes differ
             yield (
                 dtype,
                 lambda other, dtype=dtype: (  # type: ignore[misc]
@@ -113,7 +113,9 @@ _OF_OPERANDS: dict[str, Callable[..., Iterator[tuple[str, Change]]]] = {
 
 
 def _alone_and_together(legal: Mapping[str, Any], name: str, change: Change) -> Iterator[Changes]:
-    """Yields changes of the argument alone, with each similar operand, and with all of them."""
+    """Yields changes of the argument alone, with each similar operand, and with all similar
+    operands.
+    """
 
     def changed(value: Any) -> Any:
         if isinstance(value, list):
@@ -142,7 +144,8 @@ def _alone_and_together(legal: Mapping[str, Any], name: str, change: Change) -> 
 def answers_at_edges(
     row: Constraint, legal: Mapping[str, Any], answer: Callable[[str, Changes], str]
 ) -> dict[str, str]:
-    """Returns answers by edge: bytes of workspace, or the refusal of the argument alone.
+    """Returns answers by edge: bytes of workspace, or the refusal of the call with only this
+    argument changed.
 
     A refusal by the rule itself takes precedence.
     """

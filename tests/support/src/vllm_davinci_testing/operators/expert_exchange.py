@@ -1,9 +1,9 @@
-"""The definition of an exchange with experts, as the beginning of a rank's program."""
+"""The definition of an exchange with experts, which begins a rank's program."""
 
 # On this chip the operators accept any number of ranks above one.
 CHIP = {"VNPU_SOC": "Ascend910_9391"}
 
-# Every rank knows all ranks' tokens, so it can compute its expected rows.
+# Every rank knows all ranks' tokens, so that it can compute its expected rows.
 DEFINITION = """
 import torch_npu
 

@@ -1,8 +1,8 @@
-"""A program that prints the answers of first phases to `illegal_calls` on this process's devices.
+"""Prints the first phases' answers to `illegal_calls` on this process's devices.
 
-Prints JSON: the answer of each legal call by its operator or name, of each case by its number, and
-for each rule from which calls are generated the answers to those calls, up to the first that names
-the rule; with the argument AT_EDGES, under it, for each rule the answers to calls at its edges.
+The output is JSON: answers to legal calls by operator or name, to cases by number, and by rule to
+calls generated from it, up to the first answer that names the rule. The argument AT_EDGES adds,
+under this key, the answers to calls at each rule's edges.
 """
 
 import json
@@ -30,12 +30,12 @@ def tensor_of(operand: Operand) -> torch.Tensor:
     dtype = getattr(torch, operand.dtype)
     if operand.apart:
         *outer, last = operand.sizes
-        # Rows with a gap; a vector with a gap between its entries.
+        # Rows with a gap; a vector with gaps between its entries.
         wide = torch.empty(*outer, 2 * last, dtype=dtype, device="npu")
         return wide[..., ::2] if not outer else wide[..., :last]
     if operand.by_columns:
         return torch.empty(operand.sizes[::-1], dtype=dtype, device="npu").T
-    if operand.is_tiled:  # tiles that are not full take more memory
+    if operand.is_tiled:  # partial tiles take more memory
         memory = torch.empty(2 * math.prod(operand.sizes) + 4096, dtype=dtype, device="npu")
         return memory[: math.prod(operand.sizes)].view(operand.sizes)
     return torch.empty(operand.sizes, dtype=dtype, device="npu")
@@ -71,7 +71,7 @@ def answers() -> dict[str, Any]:
         operator = row.operator.removeprefix("aclnn")
         if operator in LEGAL and place_of(row) == (soc, os.environ["VNPU_CANN"]):
             found[key_of(row)] = answers_to_breaking(row, LEGAL[operator], answer)
-            if AT_EDGES in sys.argv and soc != A310P:  # its legal calls differ
+            if AT_EDGES in sys.argv and soc != A310P:  # it has other legal calls
                 found[AT_EDGES][key_of(row)] = answers_at_edges(row, LEGAL[operator], answer)
     return found
 

@@ -1,9 +1,9 @@
-"""Calls that break one rule of an operator's row, made from the rule and a legal call.
+"""Calls that break one rule of an operator's row, generated from the rule and a legal call.
 
-A rule of a common kind states its values (`Constraint.form`): dtypes, sizes, strides, numbers.
-Changes of the argument that break it follow from these. Another rule may refuse a changed call
-first, so each rule has several changes; the first phase shows which one breaks it. `illegal_calls`
-tests rules of other kinds and conditional rules.
+A common rule states its values (`Constraint.form`): dtypes, sizes, strides, numbers. Changes that
+break the rule follow from these. Another rule may refuse a changed call first, so each rule has
+several changes; the first phase shows which of them breaks it. `illegal_calls` tests other kinds of
+rules, and conditional rules.
 """
 
 import ctypes
@@ -22,19 +22,19 @@ DTYPES = (
     *("int16", "uint16", "uint32", "complex64"),
 )
 NUMBERS = ("float64", "float32", "int64", "int32", "int8")
-MOST_ELEMENTS = 1 << 33  # of an operand: memory is reserved, and none of it is written
+MOST_ELEMENTS = 1 << 33  # largest operand: memory is reserved, but never written
 _SOCS = {"A2": A2, "A3": A3, "310P": A310P}
 
 Changes = dict[str, Any]
 
 
 def plain(name: str) -> str:
-    """Returns an argument's name in the form that rows use."""
+    """Returns an argument's name as in rows."""
     return name.replace("_", "").lower()
 
 
 def place_of(row: Constraint) -> tuple[str, str]:
-    """Returns a chip and CANN release that have the rule: those of most tests if possible."""
+    """Returns a chip and CANN release that have the rule, preferably those of most tests."""
     soc = next(soc for chip, soc in _SOCS.items() if chip in row.chips.split(", "))
     return soc, "8.5" if row.since <= "8.5" <= row.until else row.since
 
@@ -141,9 +141,9 @@ _SUPPLIED = (Operand((7,), "float32"), Operand((64,)), Operand((64,), "int32"))
 
 
 def _broken(value: Any, kind: str, bounds: list[Any]) -> Iterator[Any]:
-    """Yields replacements for a valid value that break the rule."""
+    """Yields replacements of a valid value that break the rule."""
     if isinstance(value, Operand) and value.is_tiled:
-        return  # tiles have sizes and a dtype of their own
+        return  # tiles have their own sizes and dtype
     if kind == "absent":
         yield from _SUPPLIED
     elif kind == "present":
@@ -175,7 +175,7 @@ def _in_float16(legal: Mapping[str, Any]) -> Changes:
 
 
 def breaking(row: Constraint, legal: Mapping[str, Any]) -> list[Changes]:
-    """Returns replacements for the legal call's arguments, each of which breaks the rule."""
+    """Returns replacements for the legal call's arguments; each breaks the rule."""
     if row.form is None:
         return []
     kind, *bounds = row.form
@@ -184,7 +184,7 @@ def breaking(row: Constraint, legal: Mapping[str, Any]) -> list[Changes]:
     changes: list[Changes] = [{name: value} for value in _broken(legal[name], kind, bounds)]
     if place_of(row)[0] == A310P:
         older = _in_float16(legal)
-        # A legal call of newer chips breaks the rule unchanged.
+        # A legal call of newer chips breaks the rule without changes.
         changes += [{}, *({**older, name: value} for value in _broken(older[name], kind, bounds))]
     return changes
 

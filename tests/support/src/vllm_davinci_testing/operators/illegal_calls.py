@@ -1,7 +1,7 @@
-"""Calls that CANN's documents do not allow and that no rule generates.
+"""Calls that CANN's documents do not allow, for rules from which none can be generated.
 
-A case changes arguments of a legal call to break a rule of a special kind or a conditional rule;
-`generated_calls` makes the calls that break the other rules.
+A case changes a legal call's arguments to break a special or conditional rule; `generated_calls`
+makes calls that break the other rules.
 """
 
 from collections.abc import Mapping
@@ -84,7 +84,7 @@ MLA_HEADS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 def _blocks_of(tokens: int) -> dict[str, Any]:
-    """Makes compressed rows in blocks of this size; two requests have tables of 16 blocks."""
+    """Makes compressed rows in blocks of this size; two requests have tables of 16 blocks each."""
     return {
         "key": [t(16, tokens, 512)],
         "value": [t(16, tokens, 512)],
@@ -327,7 +327,7 @@ _quantized = partial(_case, "QuantMatmulV5")
 _grouped = partial(_case, "GroupedMatmulV5")
 
 
-# 8-bit rows with 4-bit weights with groups along the depth, and block scales of both.
+# 8-bit rows and 4-bit weights, with groups along the depth, and block scales of both.
 _MIXED = {
     "x1": i8(5, 512),
     "x2": i32(512, 12),
@@ -345,7 +345,7 @@ _BLOCKS = {
     "group_size": (1 << 32) + (128 << 16) + 128,
     "out": t(5, 256),
 }
-# 8-bit rows with 4-bit weights by expert.
+# 8-bit rows and 4-bit weights, by expert.
 _HALVED = {
     "weight": [i32(4, 64, 16)],
     "bias": [f32(4, 128)],
@@ -353,7 +353,7 @@ _HALVED = {
     "out": [t(6, 128)],
 }
 _STATIC = {"row_scale": None}
-# Integer weights with float rows.
+# Integer weights and float rows.
 _WIDENED = {
     "x": [t(6, 64)],
     "scale": None,
@@ -675,12 +675,12 @@ ELEMENTS = [
 
 
 def _of_sister(case: Case, operator: str) -> Case:
-    """Returns the same call of an operator that shares the case's rules."""
+    """Returns the same call of another operator with the case's rules."""
     return replace(case, operator=operator)
 
 
 def _tiled(case: Case, operator: str) -> Case:
-    """Returns the same call of an operator that takes the weight in tiles."""
+    """Returns the same call of an operator whose weight is in tiles."""
 
     def in_tiles(value: Any) -> Any:
         if isinstance(value, list):
@@ -806,7 +806,7 @@ CASES = [
 ]
 # fmt: on
 
-# Illegal dtypes: the library casts both operands of a product to float32.
+# Illegal dtypes, because the library casts both operands of a product to float32.
 ALSO_LEGAL: dict[str, dict[str, Any]] = (
     {
         f"{operator} of mixed floats": {**LEGAL[operator], **changes}
@@ -818,7 +818,7 @@ ALSO_LEGAL: dict[str, dict[str, Any]] = (
         }.items()
     }
     | {
-        # Up to 64 query heads per key head; over compressed rows each power of 2 up to 128.
+        # Up to 64 query heads per key head; with compressed rows, each power of 2 up to 128.
         f"FusedInferAttentionScoreV3 of {name}": {**LEGAL["FusedInferAttentionScoreV3"], **changes}
         for name, changes in {
             "64 heads over 1": _sizes(128, 128, 64, 1),
@@ -828,7 +828,7 @@ ALSO_LEGAL: dict[str, dict[str, Any]] = (
         }.items()
     }
     | {
-        # 4-bit weights with a scale per channel and per group of the depth, at the greatest depth.
+        # 4-bit weights with a scale per channel, and per group of the depth, at the greatest depth.
         f"GroupedMatmulV5 of {name}": {**LEGAL["GroupedMatmulV5"], **_HALVED, **changes}
         for name, changes in {
             "4-bit weights": {},

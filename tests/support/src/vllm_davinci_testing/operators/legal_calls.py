@@ -1,9 +1,9 @@
 """Calls of operators that CANN's documents allow.
 
-`LEGAL` has the arguments of a call that passes, in the order of the C interface and under the names
-of the operator's row in vnpu. From them follow calls that break a rule (`generated_calls`,
-`illegal_calls`) and calls at its edge (`edge_calls`). Nothing is launched: an
-operator's first phase checks its arguments.
+`LEGAL` has the arguments of an allowed call, in the C interface's order, with the names in the
+operator's row in vnpu. From it follow calls that break a rule (`generated_calls`, `illegal_calls`)
+and calls at a rule's edge (`edge_calls`). Nothing is launched, because an operator's first phase
+checks its arguments.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ A2, A3, A310P = "Ascend910B3", "Ascend910_9391", "Ascend310P3"
 class Operand:
     """A tensor on the device.
 
-    apart:      True: rows have a gap, as in a divided projection
-    by_columns: True: column-major
+    apart: True if rows have a gap, as in a divided projection
+    by_columns: True if column-major
     """
 
     sizes: tuple[int, ...]
@@ -100,7 +100,7 @@ _AFTER_TABLE = dict.fromkeys(
         "prefix_length",
     )
 )
-# Two requests of 3 and 4 new tokens over a paged cache, 8 heads over 2.
+# Two requests with 3 and 4 new tokens over a paged cache; 8 query heads, 2 key heads.
 _ATTENTION = {
     "query": t(7, 8, 128),
     "key": [t(6, 128, 256)],
@@ -130,7 +130,7 @@ _ATTENTION_NUMBERS = {
     "lse": f32(0),
 }
 _ROPE = {"query_rope": None, "key_rope": None, "rope_scale": None}
-# Calls of the version with sinks: one more tensor on each side of the numbers.
+# Calls of the version with sinks, which has one more tensor before and after the numbers.
 _SINK = {"query_scale": None, "sink": t(8)}
 _OUTS = ("out", "lse")
 _NUMBERS_WITH_SINK = {
@@ -139,7 +139,7 @@ _NUMBERS_WITH_SINK = {
     "out": t(7, 8, 128),
     "lse": f32(0),
 }
-# One new token of each of two requests over compressed rows.
+# Two requests with one new token each, over compressed rows.
 DECODE = {
     "query": t(2, 16, 512),
     "key": [t(6, 128, 512)],
@@ -220,7 +220,7 @@ _ROTARY = {
     "key_out": t(7, 2 * 128),
 }
 
-# With a group that does not exist, which is detected after the rules are checked.
+# Has a group that does not exist, which is detected after the rules are checked.
 _AMONG_RANKS = {
     "group": "none",
     "ranks": 16,
@@ -575,7 +575,7 @@ LEGAL |= {
 
 
 def _inserted(operator: str, after: str, **more: Any) -> dict[str, Any]:
-    """Returns a legal call with additional arguments after one of them."""
+    """Returns a legal call with additional arguments after one of its own."""
     made: dict[str, Any] = {}
     for name, value in LEGAL[operator].items():
         made[name] = value

@@ -13,7 +13,7 @@ FRACTAL_NZ = 29
 
 
 class Block:
-    """Weights of one block and a cache, with tokens that go into it."""
+    """One block's weights and cache, with tokens that the stage writes there."""
 
     def __init__(self, dtype: torch.dtype, q_lora_rank: int | None, num_tokens: int) -> None:
         generator = torch.Generator().manual_seed(num_tokens)
@@ -23,7 +23,7 @@ class Block:
 
         self.q_lora_rank = q_lora_rank
         self.x = normal(num_tokens, HIDDEN) * num_tokens**0.5
-        # Stored as [out, in] and used transposed, as a linear layer does.
+        # Stored as [out, in] and used transposed, as in a linear layer.
         self.a_weight = normal((q_lora_rank or 0) + KV_LORA + ROPE, HIDDEN).t()
         self.q_a_norm = None if q_lora_rank is None else normal(q_lora_rank)
         self.q_b_weight = normal(HEADS * (NOPE + ROPE), q_lora_rank or HIDDEN).t()
@@ -48,7 +48,7 @@ class Block:
 
 @dataclass
 class Projection:
-    """An int8 weight with the tensors of its product; static ones have a bias of the sums."""
+    """An int8 weight with its product's tensors; static products have a bias of the sums."""
 
     weight: Tensor
     scale: Tensor
@@ -59,7 +59,7 @@ class Projection:
         generator = torch.Generator().manual_seed(columns)
         stored = torch.randint(-128, 128, (columns, rows), generator=generator, dtype=torch.int8)
         weight = stored.npu().t()
-        # Sums are about 74 * 74 * sqrt(rows) large; results then about one.
+        # Sums are about 74 * 74 * sqrt(rows), results then about one.
         scale = (torch.rand(columns, generator=generator) + 0.5) / 5500 / rows**0.5
         if is_dynamic:  # rows have scales of about 1 / 40
             return cls(weight, scale.npu() * 40, None)
@@ -70,7 +70,7 @@ class Projection:
 
 
 class IntegerBlock(Block):
-    """A block whose projections are int8, and rows that are quantized."""
+    """A block with int8 projections and quantized rows."""
 
     def __init__(
         self,
@@ -120,7 +120,7 @@ class IntegerBlock(Block):
 
 
 def assert_repeats(make: Callable[[], Block], stage: Callable[..., Any], turns: int) -> None:
-    """Repeats the stage with three decodes and a side stream: every turn gives the same bits."""
+    """Repeats the stage with three decodes and a side stream; asserts the same bits every time."""
     expected, side = None, torch.npu.Stream()
     for _ in range(turns):
         block = make()
@@ -131,7 +131,7 @@ def assert_repeats(make: Callable[[], Block], stage: Callable[..., Any], turns: 
 
 
 def near(npu: torch.Tensor, expected: torch.Tensor) -> None:
-    # Products over up to 512 entries of order one, summed in another order.
+    # Products over up to 512 entries of about one, summed in another order.
     limit = 512 * torch.finfo(torch.float32).eps
     if expected.dtype != torch.float32:
         limit = 32 * torch.finfo(expected.dtype).eps

@@ -1,4 +1,4 @@
-"""A program: modelled times of a fixed sample of work, as JSON.
+"""Prints modelled times of a fixed sample of work, as JSON.
 
 The sample has a call of each operator, and uses each mechanism of the timing model. Nothing is
 computed, and the other ranks are phantoms. The machine is that of the recorded times, so that a
@@ -37,9 +37,9 @@ CONFIG = VirtualDeviceConfig(
     devices=1, compute=False, chip="ascend910b3", topology="nodes-of-8", phantom_ranks=True
 )
 _MIB = 1 << 20
-# More than any chip's L2.
+# Larger than any chip's L2.
 _FLUSHED_BYTES = 512 * _MIB
-# For operators without a call in LEGAL, in the order of trying.
+# For operators without a call in LEGAL: operands to try, in this order.
 _DTYPES = ("float32", "float16", "int64", "bool")
 _INTEGERS = ((0,), (1,), (1, 1), (64, 128), (2, 2, 2))
 
@@ -47,7 +47,7 @@ Work = Callable[[], object]
 
 
 def calls(group: str) -> Iterator[tuple[str, list[Work]]]:
-    """Yields each operator's name and calls; the first legal one is measured."""
+    """Yields each operator's name and calls; the first legal call is measured."""
     for name, arguments in (LEGAL | ALSO_LEGAL).items():
         named = {**arguments, "group": group} if "group" in arguments else arguments
         yield name, [partial(_launch, name.split()[0], list(named.values()))]
@@ -66,7 +66,7 @@ def calls(group: str) -> Iterator[tuple[str, list[Work]]]:
 
 
 def _argument(parameter: str, dtype: str, ints: tuple[int, ...]) -> Any:
-    """An argument for a parameter as the row spells it: "const Tensor& self"."""
+    """Makes an argument for a parameter as spelled in the row: "const Tensor& self"."""
     [kind, *_] = parameter.replace("const ", "").replace("&", " ").split()
     match kind:
         case "Tensor" | "Out" | "InOut" | "LaidOut" | "LaidOutOut" | "DynamicOut":
@@ -87,7 +87,7 @@ def _argument(parameter: str, dtype: str, ints: tuple[int, ...]) -> Any:
             return ctypes.c_float(0.5)
         case "Text":
             return "linear"
-    return None  # optional
+    return None  # an optional parameter
 
 
 def _launch(name: str, arguments: list[Any]) -> None:
@@ -104,7 +104,7 @@ def _side() -> Any:
 
 
 def _beside(one: Work, other: Work, *, by_turns: int = 1) -> None:
-    """Runs `one` on the current stream and `other` concurrently on the side stream."""
+    """Runs `one` on the current stream, and `other` concurrently on the side stream."""
     side, main = _side(), torch.npu.current_stream()
     side.wait_stream(main)
     for _ in range(by_turns):
@@ -120,7 +120,7 @@ def _negate(of: Any) -> Any:
 
 
 def mechanisms(group: dist.ProcessGroup) -> Iterator[tuple[str, Work]]:
-    """Yields work that uses each mechanism of the model."""
+    """Yields work that uses each mechanism of the timing model."""
     x, weight, rows = _tensor(4096, 4096), _tensor(4096, 4096), _tensor(16384, 4096)
 
     def product(of: Any = x) -> Any:
@@ -210,7 +210,7 @@ def times() -> dict[str, int]:
 
 
 def measured(work: Work, flushed: torch.Tensor) -> dict[str, int]:
-    """Returns the work's figures, without its operands in L2, right after the ranks met."""
+    """Returns the work's figures, with its operands not in L2, right after the ranks met."""
     dist.all_reduce(flushed[:1])
     torch.neg(flushed, out=flushed)
     torch.npu.synchronize()
@@ -222,7 +222,7 @@ def measured(work: Work, flushed: torch.Tensor) -> dict[str, int]:
 
 def sample(machine: str) -> dict[str, Any]:
     """Returns the figures by name; None for an operator without a legal call."""
-    os.environ.update(CONFIG.environment(), VNPU_TIMING=machine)  # read when the device opens
+    os.environ.update(CONFIG.environment(), VNPU_TIMING=machine)  # read when the device is opened
     torch.npu.set_device(0)
     dist.init_process_group("hccl", rank=0, world_size=RANKS, store=dist.HashStore())
     group = dist.group.WORLD
@@ -234,7 +234,7 @@ def sample(machine: str) -> dict[str, Any]:
             try:
                 found[f"aclnn{operator}"] = measured(work, flushed)
                 break
-            except RuntimeError:  # not legal
+            except RuntimeError:  # not a legal call
                 found[f"aclnn{operator}"] = None
     return found | {name: measured(work, flushed) for name, work in mechanisms(group)}
 
@@ -256,4 +256,4 @@ def main(*, records: bool) -> None:
 
 if __name__ == "__main__":
     main(records="--record" in sys.argv)
-    os._exit(0)  # the phantoms take no part in the end of the group
+    os._exit(0)  # the phantoms do not take part in ending the group

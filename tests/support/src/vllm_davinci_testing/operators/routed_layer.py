@@ -1,6 +1,6 @@
-"""A small layer of routed experts and a shared projection: its weights and results.
+"""A small layer of routed experts and a shared projection: weights and results.
 
-In plain torch on the CPU, for comparison with the layer on ranks.
+Computed in plain torch on the CPU, to compare with the layer on ranks.
 """
 
 import math
@@ -10,7 +10,7 @@ import torch
 from vllm_davinci.operators.quantization import dynamic_quant_in_launch, to_int8
 
 NUM_EXPERTS, TOP_K, INTERMEDIATE_SIZE = 8, 3, 64
-# Fused launches take no smaller ones, and no fp32.
+# Fused launches support neither smaller sizes nor fp32.
 HIDDEN_SIZE = 1024
 
 
@@ -26,7 +26,7 @@ SHARED = random(HIDDEN_SIZE, HIDDEN_SIZE, seed=4)
 
 
 class IntegerWeights:
-    """A projection of all experts in int8, as a W8A8_DYNAMIC checkpoint has it."""
+    """One projection of all experts in int8, as in a W8A8_DYNAMIC checkpoint."""
 
     def __init__(self, weight: torch.Tensor) -> None:
         self.scale = (weight.abs().amax(-1, keepdim=True) / 127).bfloat16()
@@ -56,12 +56,12 @@ def quantized(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def defined_in_integers(x: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    """Returns the routed sum alone."""
+    """Returns only the routed sum."""
     best, ids = logits.topk(TOP_K, -1)
     weights = best.softmax(-1).bfloat16().float()
     total = torch.zeros_like(x)
     rows = quantized(x)
-    for choice in range(TOP_K):  # in the order of the sum
+    for choice in range(TOP_K):  # in the sum's order
         for expert in range(NUM_EXPERTS):
             gate, up = GATE_UP_INT8.product(expert, *rows).chunk(2, -1)
             hidden = quantized(torch.nn.functional.silu(gate) * up)

@@ -1,4 +1,4 @@
-"""Hypothesis strategies for equal tensors on the CPU and the device."""
+"""Hypothesis strategies for equal tensors on the CPU and on the device."""
 
 import dataclasses
 import math
@@ -56,7 +56,7 @@ def _without_first(base: torch.Tensor) -> torch.Tensor:
 
 @dataclasses.dataclass(frozen=True)
 class Pair:
-    """One tensor on both: `view` of `base`, so that strides and offsets agree as well."""
+    """A tensor on both devices: `view` of `base`, so that strides and offsets agree, too."""
 
     base: torch.Tensor
     view: Callable[[torch.Tensor], torch.Tensor]
@@ -87,9 +87,9 @@ def values(
     high: float = 4.0,
     special: bool = False,
 ) -> torch.Tensor:
-    """Makes a CPU tensor of values uniform in [low, high), reproducible from the seed.
+    """Makes a CPU tensor of uniform values in [low, high), reproducible from the seed.
 
-    special: sprinkles NaN, infinities, signed zeros and small values over a float tensor.
+    special: replaces some values by NaN, infinities, signed zeros and small values.
     """
     generator = torch.Generator().manual_seed(seed)
     if dtype == torch.bool:
@@ -152,7 +152,7 @@ def operands(
     high: float = 4.0,
     special: bool = False,
 ) -> tuple[Pair, Pair]:
-    """Draws two tensors of one dtype whose shapes broadcast together."""
+    """Draws two tensors of one dtype with shapes that broadcast together."""
     first, second = draw(st.sampled_from(BROADCASTS))
     dtype = (draw(st.sampled_from(dtypes)),)
     return (

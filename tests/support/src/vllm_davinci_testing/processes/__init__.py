@@ -1,1 +1,1 @@
-"""Processes started by tests: programs, forks, ranks. Waits with a limit."""
+"""Processes started by tests: programs, forks, ranks; waits with a limit."""

@@ -1,8 +1,8 @@
 """Forks processes from one that has already imported everything.
 
-Imports take most of the time of a small program on the virtual NPU, a rank or an engine. The fork
-server has done them; its children still have their own device, environment and end, because the
-server never uses a device, whose settings are read at the first use.
+Imports take most of the time of a small program on the virtual NPU, a rank or an engine; the fork
+server has done them. Device settings are read at first use, and the server never uses a device, so
+each child has its own device, environment and end.
 """
 
 import faulthandler
@@ -19,16 +19,16 @@ from multiprocessing import forkserver
 from multiprocessing.connection import Connection, arbitrary_address
 from typing import Any
 
-# Executed once in the server, by its import; its children find the modules loaded.
+# The server's import of this module executes it once; children find the modules loaded.
 PRELOADED = "vllm_davinci_testing.processes.preloaded"
-# Warnings that Python ignores. pytest shows them and turns others into errors; engines must do
+# Python ignores these warnings. pytest shows them and turns others into errors; engines must do
 # neither.
 IGNORED = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)
 _warning_filters: list[Any] = []
 
 
 def fork_context() -> multiprocessing.context.ForkServerContext:
-    """Starts processes as children of the fork server; each pytest process has one."""
+    """Starts processes as children of the fork server; each pytest process has a server."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload([PRELOADED])
     return context
@@ -40,7 +40,7 @@ def process_id() -> int | None:
 
 
 def import_for_forks(module: str) -> None:
-    """Imports the modules that the server's children share, with its warning filters."""
+    """Imports the modules that the server's children share, with the server's warning filters."""
     with warnings.catch_warnings():
         warnings.resetwarnings()
         for category in IGNORED:
@@ -50,12 +50,12 @@ def import_for_forks(module: str) -> None:
 
 
 def be_served_by_a_fork(*closed: Connection) -> None:
-    """Makes a fork of this process its fork server, after `import_for_forks`.
+    """Makes a fork of this process the fork server, after `import_for_forks`.
 
-    multiprocessing starts an interpreter instead, whose imports take 20 s of processor time. What
-    is set here is what its `ForkServer.ensure_running` sets.
+    multiprocessing would start an interpreter, whose imports take 20 s of processor time. Sets the
+    same attributes as multiprocessing's `ForkServer.ensure_running`.
 
-    closed: connections of this process that the server does not keep open
+    closed: connections of this process that the server closes
     """
     server = forkserver._forkserver  # type: ignore[attr-defined]
     with socket.socket(socket.AF_UNIX) as listener:
@@ -78,7 +78,7 @@ def be_served_by_a_fork(*closed: Connection) -> None:
 
 def _serve(listener: int, alive: int) -> None:
     """Forks processes until the other end of `alive` is closed. Does not return."""
-    # pytest collects warnings, logs and thread errors; engines' are in their logs.
+    # pytest collects warnings, logs and thread errors; engines write theirs to their logs.
     faulthandler.disable()
     warnings.resetwarnings()
     warnings.filters[:] = _warning_filters

@@ -1,8 +1,8 @@
 """Runs programs in forks of a process that has imported torch and more: see fork_server.
 
-Each program has settings of its own, as far as they are read at the device's first use. Those that
+Each program has its own values of settings that are read at the device's first use. Settings that
 an import reads (TASK_QUEUE_ENABLE, PYTORCH_NPU_ALLOC_CONF) need a new interpreter: see programs.
-Commands are tested in forks too; their start in a new interpreter is tested once.
+Commands are tested in forks, too; their start in a new interpreter is tested once.
 """
 
 import ctypes
@@ -23,7 +23,7 @@ from vllm_davinci.vnpu.activate import prepare_environment
 from vllm_davinci_testing.processes.fork_server import fork_context
 from vllm_davinci_testing.processes.programs import is_of_virtual_devices
 
-# One small program on a busy machine with two cores, with the start of the fork server.
+# Limit of a small program on a busy machine with two cores, including the fork server's start.
 LIMIT_S = 240.0
 
 
@@ -57,8 +57,8 @@ def run_together(
     variables: additional environment variables of each program
     arguments: for all programs
 
-    The processes end without C's exit handlers. Raises TimeoutError with what the programs printed
-    if one does not end in time.
+    The processes end without C's exit handlers. If one does not end in time, raises TimeoutError
+    with what the programs printed.
     """
     return _run_forks(
         _be_program,
@@ -76,7 +76,7 @@ def run_alone(source: str, **variables: str) -> Ended:
 def run_command(
     module: str, *arguments: str | Path, limit_s: float = LIMIT_S, **variables: str
 ) -> Ended:
-    """Runs `python -m module arguments` for a module whose imports are done.
+    """Runs `python -m module arguments` for a module that is already imported.
 
     variables: additional environment variables
     """
@@ -90,10 +90,10 @@ def run_command(
 
 
 def run_to_exit(source: str, config: VirtualDeviceConfig | None = None, **variables: str) -> Ended:
-    """Runs one program that ends with C's exit handlers: they write reports and timelines.
+    """Runs one program that ends with C's exit handlers, which write reports and timelines.
 
-    config, variables: its virtual devices, and further environment variables. It does not inherit
-    the settings of this process's devices.
+    config, variables: its virtual devices, and further environment variables. The program does not
+        inherit the settings of this process's devices.
     """
     [ended] = _run_forks(
         _be_interpreter, [(textwrap.dedent(source), {**variables}, config)], LIMIT_S
@@ -117,7 +117,7 @@ def output_of(
 def _run_forks(
     target: Callable[..., None], arguments: Sequence[tuple[Any, ...]], limit_s: float
 ) -> list[Ended]:
-    """Calls `target` in a process for each of the arguments, concurrently."""
+    """Calls `target` with each of the arguments, concurrently, each in its own process."""
     context = fork_context()
     with tempfile.TemporaryDirectory() as directory:
         printed = [

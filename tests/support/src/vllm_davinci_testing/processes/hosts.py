@@ -1,6 +1,6 @@
-"""Hosts for tests: namespaces of this machine with their own network.
+"""Test hosts: namespaces of this machine with their own network.
 
-Each has its own network, host name, process numbers and shared memory, as two machines have.
+Each has its own network, host name, process numbers and shared memory, like a machine.
 """
 
 import contextlib
@@ -21,8 +21,8 @@ from vllm_davinci_testing.processes.waiting import becomes_true
 
 _READY_S = 30.0
 
-# In a user namespace that owns all others, so that root is not needed. `--kill-child`: a host ends
-# with its parent process.
+# Created in a user namespace that owns all others, so that root is not needed. `--kill-child`: a
+# host ends with its parent process.
 _SETUP = """
 set -e
 hosts=$(for i in {numbers}; do echo "10.77.0.$i host$i"; done; echo "127.0.0.1 localhost")
@@ -68,7 +68,7 @@ class Host:
     def start(
         self, command: Sequence[str], variables: dict[str, str], output: Path
     ) -> subprocess.Popen[bytes]:
-        """Starts a command on the host, which writes stdout and stderr to a file."""
+        """Starts a command on the host that writes stdout and stderr to a file."""
         with output.open("wb") as file:
             return subprocess.Popen(
                 [*self._enter(), *command],
@@ -79,7 +79,7 @@ class Host:
             )
 
     def end(self) -> None:
-        """Ends the host with all of its processes, as a power failure does."""
+        """Ends the host with all of its processes, like a power failure."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.process, signal.SIGKILL)
 
@@ -95,7 +95,7 @@ class Host:
 
 
 def _skip_without_namespaces() -> None:
-    """Skips the test if the machine does not allow users to create namespaces or networks."""
+    """Skips the test if users may not create namespaces or networks on this machine."""
     missing = [name for name in ("unshare", "nsenter", "ip") if shutil.which(name) is None]
     if missing:
         pytest.skip(f"no hosts can be made without {', '.join(missing)}")
@@ -107,7 +107,7 @@ def _skip_without_namespaces() -> None:
 
 @contextlib.contextmanager
 def two_hosts() -> Iterator[tuple[Host, Host]]:
-    """Makes two hosts, host1 (10.77.0.1) and host2 (10.77.0.2), until the block ends."""
+    """Makes two hosts, host1 (10.77.0.1) and host2 (10.77.0.2), for the duration of the context."""
     _skip_without_namespaces()
     script = _SETUP.format(numbers="1 2")
     flags = ["--user", "--map-root-user", "--net", "--pid", "--mount-proc", "--fork"]
@@ -145,7 +145,7 @@ def ended_well(
 
     def is_over() -> bool:
         ended = [each.poll() for each in processes]
-        return None not in ended or any(ended)  # others may wait for a failed one
+        return None not in ended or any(ended)  # other processes may wait for a failed one
 
     done = becomes_true(is_over, limit_s)
     texts = [output.read_text(errors="replace") for output in outputs]
@@ -163,10 +163,9 @@ def start_ranks(
     directory: Path,
     **variables: str,
 ) -> tuple[list[subprocess.Popen[bytes]], list[Path]]:
-    """Starts a program once per rank, those of a host after each other, on virtual devices.
+    """Starts a program once per rank, host by host, on virtual devices.
 
-    program: source text, or a file
-    Returns the processes, and the files that they write to.
+    program: source text, or a file Returns the processes, and the files that they write to.
     """
     what = [str(program)] if isinstance(program, Path) else ["-c", textwrap.dedent(program)]
     world = len(hosts) * ranks_per_host
@@ -189,7 +188,7 @@ def start_ranks(
 
 
 def _processes_under(process: int) -> dict[int, int]:
-    """Maps process numbers in the second-innermost namespace to numbers here."""
+    """Maps process numbers in the second-innermost namespace to process numbers here."""
     found = {}
     waiting = [process]
     while waiting:

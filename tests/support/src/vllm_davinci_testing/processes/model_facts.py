@@ -1,8 +1,8 @@
 """Fills vLLM's cache of facts about model classes, which an engine's configuration reads.
 
-For a class outside the cache, vLLM imports itself in a new process: 12 s of processor time per
-architecture on a new machine. Here one fork of a process with vLLM imported finds the facts of all
-architectures in about that time.
+For a class that is not cached, vLLM imports itself in a new process, which takes 12 s of processor
+time per architecture on a new machine. Here one fork of a process that has imported vLLM finds all
+architectures' facts in about that time.
 """
 
 import importlib.util
@@ -15,7 +15,7 @@ from typing import Any
 
 
 def fill_cache() -> None:
-    """Saves missing facts in VLLM_CACHE_ROOT/modelinfos, in a fork, and waits for it."""
+    """Saves missing facts in VLLM_CACHE_ROOT/modelinfos, in a fork, and waits for the fork."""
     if child := os.fork():
         os.waitpid(child, 0)
         return
@@ -34,12 +34,12 @@ def _save_missing() -> None:
 
     load_general_plugins()
     models = list(ModelRegistry.models.values())
-    # Another process may do the same: each begins elsewhere, and skips saved facts.
+    # Other processes may do the same: each begins elsewhere, and skips saved facts.
     random.Random(os.getpid()).shuffle(models)
     for model in models:
         if not isinstance(model, _LazyRegisteredModel):
             continue
-        # Some need packages that are not installed; vLLM reports this when the model is used.
+        # Some need packages that are not installed, which vLLM reports when the model is used.
         with suppress(Exception):
             _save(model, _ModelInfo)
 

@@ -1,4 +1,4 @@
-"""Imports the modules that the fork server's children share, and hides them from the collector.
+"""Imports modules that the fork server's children share, and hides them from the garbage collector.
 
 Only the fork server imports this module (see `fork_server`).
 """
@@ -11,7 +11,7 @@ from importlib.util import find_spec
 
 from vllm_davinci_testing.processes import model_facts
 
-# By the distribution that must be installed. None of them uses the device.
+# By the distribution that must be installed. No module uses the device.
 MODULES = {
     "torch": ("torch", "torch.distributed"),
     "vllm": (
@@ -41,7 +41,7 @@ MODULES = {
 def is_installed(module: str) -> bool:
     try:
         return find_spec(module) is not None
-    except ModuleNotFoundError:  # its parent does not exist
+    except ModuleNotFoundError:  # its parent package is not installed
         return False
 
 
@@ -50,15 +50,15 @@ for present, names in MODULES.items():
         for name in names:
             import_module(name)
 if registration := sys.modules.get("vllm_davinci.core.triton_kernels.registration"):
-    # vLLM searches every name of every module for its kernels, half a second per rank.
+    # vLLM searches every name of every module for its kernels, which takes half a second per rank.
     registration.register()
 
 if "vllm.model_executor.models.registry" in sys.modules:
     model_facts.fill_cache()
 
 # vLLM runs a full collection about ten times while an engine starts. With over a million objects of
-# imported modules each takes 0.3 s, nine tenths of a small engine's start.
+# imported modules, each takes 0.3 s; together they are nine tenths of a small engine's start.
 gc.collect()
 gc.freeze()
-# The server's own exit, where libraries list unfreed objects.
+# Undone when the server exits, because libraries then list unfreed objects.
 atexit.register(gc.unfreeze)

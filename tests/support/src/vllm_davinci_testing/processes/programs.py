@@ -19,7 +19,8 @@ from vllm_davinci.vnpu.activate import prepare_environment
 
 def is_of_virtual_devices(variable: str) -> bool:
     """True if a variable is a setting of virtual devices, which programs must not inherit."""
-    return variable.startswith("VNPU_") and variable != env.VNPU_REFUSALS  # every run counts these
+    # Every run counts these calls.
+    return variable.startswith("VNPU_") and variable != env.VNPU_REFUSALS
 
 
 def run_to_end(
@@ -79,9 +80,8 @@ def run_programs_together(
 ) -> list[tuple[int, str]]:
     """Runs each program in its own interpreter, with this process's settings.
 
-    variables: additional environment variables of each program
-    Returns their statuses and what they printed, both outputs together. Raises TimeoutError if one
-    does not end in time, and kills them.
+    variables: additional environment variables of each program Returns their statuses and what they
+    printed to both outputs. If one does not end in time, kills all and raises TimeoutError.
     """
     processes = []
     with tempfile.TemporaryDirectory() as directory:

@@ -1,4 +1,4 @@
-"""Programs with and without a race, for the tests of the race detector."""
+"""Programs with and without a race, for tests of the race detector."""
 
 SETUP = """
 import torch
@@ -12,7 +12,7 @@ event = torch.npu.Event()
 torch.npu.synchronize()
 """
 
-# Mistake of each program -> its source, after SETUP. The two racing launches are marked, in order.
+# Mistake in a program -> its source, after SETUP. The two racing launches are marked, in order.
 PLANTED = {
     "read after write, no wait": """
 y.add_(1.0)  # <-
@@ -49,8 +49,8 @@ third.wait_event(event)
 with torch.npu.stream(side):
     out.copy_(y)  # <-
 """,
-    # torch_npu creates an event at its first record and skips an earlier wait, so this one calls
-    # the runtime directly.
+    # torch_npu creates an event at its first record and skips a wait before that, so this program
+    # calls the runtime directly.
     "the event is never recorded": """
 import ctypes
 acl, handle = ctypes.CDLL("libascendcl.so"), ctypes.c_void_p()
@@ -124,7 +124,8 @@ with torch.npu.graph(graph):
 """,
 }
 
-# The host changes pinned memory that a copy may still read. Marked: the copy, and where it shows.
+# The host changes pinned memory that a copy may still read. Marked: the copy, and the line where
+# the race shows.
 PLANTED_ON_HOST = {
     "written while the copy may not have run": """
 x.copy_(pinned, non_blocking=True)  # <-

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from vllm_davinci_testing.processes.forked import Ended, run_together
 
-# Several ranks that import and compute on a busy machine with two cores.
+# Limit of several ranks that import and compute on a busy machine with two cores.
 LIMIT_S = 240.0
 
 _PRELUDE = """
@@ -25,10 +25,10 @@ dist.init_process_group("hccl")
 
 
 def free_port() -> int:
-    """Returns a TCP port of this host that is free and will not be assigned for a while.
+    """Returns a TCP port of this host that is free and stays so for a while.
 
-    It is below those that Linux assigns to connections (32768 and up), which may be taken before
-    the caller listens.
+    It is below the ports that Linux assigns to connections (32768 and up), which could be taken
+    before the caller listens.
     """
     while True:
         port = secrets.choice(range(20_000, 32_000))

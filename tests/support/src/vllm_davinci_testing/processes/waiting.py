@@ -7,10 +7,10 @@ INTERVAL_S = 0.05
 
 
 def becomes_true(condition: Callable[[], object], limit_s: float) -> bool:
-    """True if `condition` holds at some moment within the limit.
+    """True if `condition` becomes true within the limit.
 
-    Only time in which this process runs counts: if the machine is suspended, so is the awaited
-    process.
+    Only time in which this process runs counts, because a suspended machine also suspends the
+    awaited process.
     """
     waited_s = 0.0
     before = time.monotonic()
