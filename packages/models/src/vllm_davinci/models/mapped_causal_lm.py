@@ -1,4 +1,4 @@
-"""A text model whose tensors have released names, which a WeightsMapper turns into parameters'."""
+"""A text model that loads tensors under released names, through vLLM's WeightsMapper."""
 
 from collections.abc import Iterable
 from typing import Any, ClassVar

@@ -1,4 +1,4 @@
-"""Loading of tensors whose names vLLM's WeightsMapper has turned into parameters' names."""
+"""Loads tensors after vLLM's WeightsMapper has turned their names into parameters' names."""
 
 import re
 from collections.abc import Iterable

@@ -148,7 +148,7 @@ def with_value(options: Mapping[str, Any], key: str, value: Any) -> dict[str, An
 
 
 # vLLM's flags: their field in ParallelConfig, their default there, and our option. A threshold
-# given with its default value looks like one that was not given.
+# given as its default counts as not given.
 THRESHOLDS = {
     "dbo_prefill_token_threshold": (512, "dbo.min_total_tokens_to_split"),
     "dbo_decode_token_threshold": (32, "dbo.min_decode_tokens_to_split"),

@@ -33,7 +33,7 @@ class _Properties(ctypes.Structure):
 
 @cache
 def _library() -> ctypes.CDLL:
-    return ctypes.CDLL("libascendcl.so")  # torch_npu has loaded it
+    return ctypes.CDLL("libascendcl.so")  # already loaded by torch_npu
 
 
 def _call(function: str, *arguments: object) -> None:

@@ -14,7 +14,7 @@ def with_runtime_words(message: str) -> str:
     """
     if _NUMBER.search(message) is None:
         return message
-    recent = ctypes.CDLL("libascendcl.so").aclGetRecentErrMsg  # torch_npu has loaded it
+    recent = ctypes.CDLL("libascendcl.so").aclGetRecentErrMsg  # already loaded by torch_npu
     recent.restype = ctypes.c_char_p
     words = (recent() or b"").decode(errors="replace").strip()
     return f"{message}: {words}" if words and words not in message else message

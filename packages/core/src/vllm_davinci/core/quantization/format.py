@@ -136,7 +136,8 @@ class Format(ABC):
 
     @cached_property
     def quantizes_inputs(self) -> bool:
-        """True if some layers multiply integers, which the producers of their inputs may emit."""
+        """True if some layers multiply integers, so that producers of their inputs may emit
+        integers."""
         kinds = {kind for name, kind in self.types.items() if name.endswith(".weight")}
         return any(SCHEMES[kind].quantizes_input for kind in kinds & SCHEMES.keys())
 

@@ -29,7 +29,7 @@ def fill_num_accepted(
 def _write(
     idx_mapping: torch.Tensor, values: torch.Tensor | int, num_accepted: torch.Tensor
 ) -> None:
-    """Adds differences to the old values. The difference of slot -1 is 0 and goes to slot 0."""
+    """Adds differences to the old values. Requests with slot -1 add 0 to slot 0."""
     slots = idx_mapping.clamp(min=0)
     change = (values - num_accepted.index_select(0, slots)) * (idx_mapping >= 0)
     num_accepted.index_add_(0, slots, change.to(num_accepted.dtype))
