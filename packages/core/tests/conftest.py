@@ -27,7 +27,7 @@ def device() -> torch.device:
 
 @pytest.fixture
 def vllm_config(monkeypatch: pytest.MonkeyPatch) -> Iterator[VllmConfig]:
-    """A current configuration without a model. Restores the environment."""
+    """Sets a configuration without a model as the current one. Restores the environment."""
     monkeypatch.setattr(os, "environ", os.environ.copy())
     config = VllmConfig(device_config=DeviceConfig(device="npu"))
     with set_current_vllm_config(config):
@@ -36,7 +36,7 @@ def vllm_config(monkeypatch: pytest.MonkeyPatch) -> Iterator[VllmConfig]:
 
 @pytest.fixture
 def one_rank(vllm_config: VllmConfig) -> Iterator[None]:
-    """Process groups of a single rank, which layers require at creation."""
+    """Makes process groups of a single rank, which layers require when created."""
     init_distributed_environment(
         world_size=1,
         rank=0,
@@ -53,13 +53,13 @@ def one_rank(vllm_config: VllmConfig) -> Iterator[None]:
 
 @pytest.fixture
 def registered(one_rank: None) -> None:
-    """Process groups of a single rank, and our layers in place of vLLM's."""
+    """Makes process groups of a single rank, and registers our layers in place of vLLM's."""
     register()
 
 
 @pytest.fixture(scope="session")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An intact checkpoint, for tests that change copies of it."""
+    """An intact checkpoint; tests change copies of it."""
     directory = tmp_path_factory.mktemp("whole")
     write_whole_checkpoint(directory)
     return directory

@@ -1,4 +1,4 @@
-"""vLLM's warnings that are suppressed; all others still appear."""
+"""vLLM's irrelevant warnings are suppressed; all others still appear."""
 
 import importlib
 import logging
@@ -55,7 +55,7 @@ def test_an_engines_end_is_not_reported_while_its_program_ends(
     seconds_since_the_end_began, name, text, vllm_logs, monkeypatch
 ):
     leave_out_what_means_nothing()
-    # Before vLLM kills a process, it waits; it logs late that another thread saw an engine end.
+    # vLLM waits before it kills a process, and logs late that another thread saw an engine end.
     is_told = seconds_since_the_end_began is None or (
         seconds_since_the_end_began > END_S and "killing" in text
     )

@@ -1,4 +1,4 @@
-"""Answers, settings and refusals of the platform."""
+"""The platform's answers, settings and refusals."""
 
 import os
 import re

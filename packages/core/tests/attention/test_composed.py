@@ -1,4 +1,4 @@
-"""Attention composed of torch's operators, compared with a softmax in plain torch."""
+"""Attention composed of torch's operators equals a softmax in plain torch."""
 
 from types import SimpleNamespace
 
@@ -39,7 +39,7 @@ def test_16_bits_are_computed_in_fp32(options, of_scores, device: torch.device):
         batch.run(NPUAttentionImpl(4, 64, 0.5, 2, **options)),
         batch.expected(0.5, **of_scores),
         atol=1e-4,
-        rtol=2**-7,  # the last bit of a result in bf16
+        rtol=2**-7,  # the last bit of a bf16 result
     )
 
 
@@ -53,7 +53,7 @@ def test_chunks_of_any_size_give_the_same(device: torch.device, monkeypatch: pyt
     pieces = list(batch.metadata.composed_plan.pieces(4, 128))
     assert len(pieces) > 20
     torch.testing.assert_close(batch.run(attention), expected, atol=1e-6, rtol=1e-6)
-    monkeypatch.setattr(composed_plan, "KEYS", 2 * 256 * 128)  # two requests of two blocks
+    monkeypatch.setattr(composed_plan, "KEYS", 2 * 256 * 128)  # two requests with two blocks each
     del batch.metadata.composed_plan
     pieces = list(batch.metadata.composed_plan.pieces(4, 128))
     assert [piece.num_requests for piece in pieces[:2]] == [2, 1]

@@ -1,4 +1,4 @@
-"""Encoder attention, compared with a softmax in plain torch, and the source of its lengths."""
+"""Encoder attention equals a softmax in plain torch, wherever its lengths come from."""
 
 from typing import Any, ClassVar
 
@@ -16,7 +16,7 @@ BACKEND = AttentionBackendEnum.TORCH_SDPA
 
 @pytest.fixture(autouse=True)
 def current_config(vllm_config: object) -> None:
-    """Sets the configuration that layers read while they are created."""
+    """Sets the configuration that layers read when they are created."""
 
 
 def reference(
@@ -52,7 +52,7 @@ def make(num_heads: int, head_size: int, num_kv_heads: int | None = None, **opti
 
 
 def metadata(lengths: list[int], device: torch.device) -> dict[str, torch.Tensor | None]:
-    """The arguments that models pass to every block."""
+    """Makes the arguments that models pass to every block."""
     ends = cumulative(lengths)
     return {
         "cu_seqlens": NPUMMEncoderAttention.maybe_recompute_cu_seqlens(
@@ -101,7 +101,7 @@ def test_without_cu_seqlens_each_row_of_the_batch_is_a_sequence(device: torch.de
 
 
 class Encoder:
-    """An encoder of serial blocks, each with one of several sets of sequences."""
+    """An encoder of serial blocks, each using one of several sets of sequences."""
 
     def __init__(self, sets: list[str]) -> None:
         self.blocks = [(make(2, 64), name) for name in sets]
@@ -132,7 +132,7 @@ class LayerZeroCache(Encoder):
 @pytest.mark.parametrize("is_trap", [False, True], ids=["ours", "cache_of_layer_0"])
 @pytest.mark.parametrize("is_second", [False, True], ids=["windows_and_images", "second_encoder"])
 def test_lengths_belong_to_their_tensors_and_not_to_layers(is_second, is_trap, device, monkeypatch):
-    """Blocks alternate between windows and whole images; a second encoder may run first."""
+    """Blocks alternate between windows and whole images; another encoder may run first."""
     monkeypatch.setattr(LayerZeroCache, "kept", None)
     kind = LayerZeroCache if is_trap else Encoder
     sets = {"window": [4, 4, 2, 4], "full": [14], "other encoder": [5, 9]}
@@ -142,7 +142,7 @@ def test_lengths_belong_to_their_tensors_and_not_to_layers(is_second, is_trap, d
     if is_second:
         other.forward(x.to(device), given)
         encoder = kind(["other encoder", "other encoder"])
-    for _ in range(2):  # in turn
+    for _ in range(2):  # both encoders alternate
         found = encoder.forward(x.to(device), given)
         error = (found - encoder.expected(x, sets)).abs().max()
         assert error > 0.1 if is_trap else error < 1e-5
@@ -156,7 +156,7 @@ def test_a_forward_reads_nothing_from_the_device(device: torch.device):
     given = [metadata([4, 4, 6], device), metadata([14], device)]
     for i, layer in enumerate(layers):
         layer(*inputs, **given[i % 2])
-        layer(*inputs, cu_seqlens=given[i % 2]["cu_seqlens"])  # a model without lengths
+        layer(*inputs, cu_seqlens=given[i % 2]["cu_seqlens"])  # without lengths on the host
     after = _C.host_counts()
     assert after["copies_to_host"] == before["copies_to_host"]
     assert after["synchronizations"] == before["synchronizations"]
@@ -178,7 +178,7 @@ def test_lengths_known_only_to_the_device_are_read_once(device: torch.device):
 
 
 def test_buffers_may_be_larger_than_their_content(device: torch.device):
-    """Ends repeat after the last sequence; later tokens belong to no sequence."""
+    """After the last sequence its end is repeated; later tokens belong to no sequence."""
     x = random_heads(12, 2, 64)
     cu_seqlens = torch.tensor([0, 3, 8, 8, 8], device=device)
     [out] = make(2, 64)(*[x.to(device).unsqueeze(0)] * 3, cu_seqlens=cu_seqlens)

@@ -1,4 +1,4 @@
-"""Attention over chosen rows equals transformers' eager attention of DeepSeek-V4."""
+"""Attention to selected rows equals transformers' eager attention of DeepSeek-V4."""
 
 from types import SimpleNamespace
 
@@ -35,7 +35,7 @@ def test_rows_that_are_visible_and_a_sink_share_the_softmax(dtype, has_sinks, de
     module = SimpleNamespace(num_key_value_groups=HEADS, sinks=own, training=False)
     keys = rows[numbers].float().unsqueeze(1)
     mask = torch.zeros(TOKENS, 1, 1, WIDTH).masked_fill(~is_visible[:, None, None], float("-inf"))
-    # A batch of one query each, in fp32.
+    # A batch with one query each, in fp32.
     expected, _ = eager_attention_forward(
         module, query.float().unsqueeze(2), keys, keys, mask, SIZE**-0.5
     )

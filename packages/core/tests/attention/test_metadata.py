@@ -1,4 +1,4 @@
-"""Metadata is computed from host copies, without reading from the device."""
+"""Metadata is computed from host copies, without reading the device."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Lengths of steps that are padded to a graph's size."""
+"""Lengths in steps that are padded to a graph's size."""
 
 import pytest
 

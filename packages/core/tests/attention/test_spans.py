@@ -1,4 +1,4 @@
-"""Rows of a step that belong to bidirectional spans, and their visible keys."""
+"""A step's rows in bidirectional spans, and the keys that these rows see."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""Tokens that a rank stores and those it sends, compared with a loop over all tokens."""
+"""The tokens that a rank stores and sends equal those of a loop over all tokens."""
 
 from itertools import product
 

@@ -1,4 +1,4 @@
-"""The report on a checkpoint directory, good or bad, from its headers alone."""
+"""The report on a good or bad checkpoint directory, from its headers alone."""
 
 import json
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""The report of check-model on compressed-tensors checkpoints."""
+"""check-model's report on compressed-tensors checkpoints."""
 
 import json
 from pathlib import Path

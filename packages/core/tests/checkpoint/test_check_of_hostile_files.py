@@ -1,6 +1,6 @@
-"""Malicious files end a check with a report and an export with an error.
+"""A check of malicious files ends with a report, an export with an error.
 
-Every value of a header, an index and a configuration: test_export_of_hostile_files.py.
+test_export_of_hostile_files.py changes every value of a header, an index and a configuration.
 """
 
 import json

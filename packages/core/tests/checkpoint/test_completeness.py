@@ -1,7 +1,7 @@
 """Every tensor of a checkpoint is loaded or reported, and every parameter is set.
 
-One model is built per kind of checkpoint; then each tensor is removed, renamed, reshaped or
-duplicated in turn, and the result is loaded into it.
+One model is built per kind of checkpoint. Then each tensor in turn is removed, renamed, reshaped or
+duplicated, and the result loaded into this model.
 """
 
 import json
@@ -109,8 +109,8 @@ def write(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path
 def spoilt(
     stored: Stored,
 ) -> Iterator[tuple[str, dict[str, Tensor], dict[str, Any] | None, set[str]]]:
-    """Yields each change's name, its tensors and description, and names of which the error has
-    one.
+    """Yields each change's name, its tensors and description, and names of which the error must
+    contain one.
     """
     for name, tensor in stored.tensors.items():
 
@@ -167,7 +167,7 @@ def test_a_tensor_that_differs_from_the_models_is_named(name, kind, write, regis
 
 
 def listed(weights: Weights) -> Weights:
-    """Reads all tensors before it copies the first."""
+    """Reads all tensors before copying the first."""
     return list(weights)
 
 
@@ -231,7 +231,7 @@ def test_a_shard_that_is_cut_short_is_named(static, registered, tmp_path):
 def test_scales_as_bits_load_into_a_model_of_either_dtype(
     dtype: torch.dtype, static: Path, registered: None, tmp_path: Path
 ):
-    """ModelSlim stores raw bits for models whose dtype it does not know."""
+    """ModelSlim stores raw bits for models of unknown dtype."""
     stored = Stored(static, dtype)
     name = "model.layers.0.mlp.down_proj.deq_scale"
     floats = stored.tensors[name]

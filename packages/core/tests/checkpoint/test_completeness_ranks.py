@@ -1,4 +1,4 @@
-"""Several ranks refuse a checkpoint that lacks something or has too much."""
+"""Several ranks refuse a checkpoint with missing or extra tensors."""
 
 import json
 from collections.abc import Callable
@@ -29,7 +29,7 @@ def also(name: str, like: str) -> Callable[[Tensors], Tensors]:
     return lambda tensors: {**tensors, name: tensors[like].clone()}
 
 
-# Change to an intact checkpoint, and a name that the error must contain.
+# Change to an intact checkpoint -> a name that the error must contain.
 SPOILT: dict[str, tuple[Callable[[Tensors], Tensors], str]] = {
     "no_layer": (without("model.layers.1."), "model.layers.1."),
     "no_expert": (without(f"{EXPERT}.5."), f"{EXPERT}.5."),
@@ -47,9 +47,10 @@ SPOILT: dict[str, tuple[Callable[[Tensors], Tensors], str]] = {
 
 
 def by_expert(tensors: Tensors) -> Tensors:
-    """The tensors of a transformers model as released files have them, expert by expert.
+    """Returns a transformers model's tensors expert by expert, as in released files.
 
-    Saving splits experts too, unless another import in the process has disabled it in transformers.
+    Saving also splits experts, unless another import in the process has disabled this in
+    transformers.
     """
     split: Tensors = {}
     for name, tensor in tensors.items():
@@ -69,7 +70,7 @@ def by_expert(tensors: Tensors) -> Tensors:
 
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
-    """The intact checkpoint first; its first layer is dense, the second has 8 experts."""
+    """The intact checkpoint comes first; its first layer is dense, the second has 8 experts."""
     directory = tmp_path_factory.mktemp("checkpoints")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

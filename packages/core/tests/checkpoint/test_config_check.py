@@ -75,7 +75,7 @@ def llama() -> Shapes:
 
 
 def deepseek() -> Shapes:
-    """The first layer is dense, the others have experts."""
+    """The first layer is dense; all others have experts."""
     shapes = outside()
     for number in range(LAYERS):
         layer = f"model.layers.{number}"
@@ -107,7 +107,7 @@ V4 = {
 
 
 def deepseek_v4() -> Shapes:
-    """Released names; layers of two kinds."""
+    """Has released names, and two kinds of layers."""
     shapes: Shapes = {"embed": (VOCABULARY, HIDDEN), "head": (VOCABULARY, HIDDEN)}
     for number in range(4):
         shapes[f"layers.{number}.attn.wkv"] = shapes[f"layers.{number}.attn.wo_b"] = (HEAD, HIDDEN)

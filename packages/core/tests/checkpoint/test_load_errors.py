@@ -1,4 +1,4 @@
-"""The message about a checkpoint that does not load names the damaged file."""
+"""If a checkpoint does not load, the message names the damaged file."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Every supported load format is checked; parts that options omit may be absent."""
+"""Every supported load format is checked; only parts that options omit may be absent."""
 
 import json
 from collections.abc import Callable
@@ -71,7 +71,7 @@ def test_every_load_format_is_checked(load_format: str, qwen2: Path, tmp_path: P
 @pytest.mark.usefixtures("registered")
 @pytest.mark.parametrize("load_format", FORMATS)
 def test_a_quantized_checkpoint_is_converted_or_refused(load_format, qwen2, tmp_path):
-    """Compares descriptions with safetensors headers, which other files lack."""
+    """Compares descriptions with safetensors headers, which other formats lack."""
     tensors = load_file(qwen2 / "model.safetensors")
     integers = torch.arange(64 * 96).reshape(64, 96) % 16 - 8
     del tensors[DOWN]

@@ -1,4 +1,4 @@
-"""A malicious checkpoint loads unchanged, or is refused with the name of a file."""
+"""A malicious checkpoint loads unchanged, or is refused naming a file."""
 
 from collections import Counter
 from collections.abc import Iterator

@@ -77,7 +77,7 @@ def installed(monkeypatch: pytest.MonkeyPatch, *names: str, role: components.Rol
 
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lets entry points load from this file under pytest's module name."""
+    """Lets entry points load this file, under pytest's module name."""
     module = ModuleType(__name__)
     module.__dict__.update(globals())
     monkeypatch.setitem(sys.modules, __name__, module)

@@ -1,4 +1,4 @@
-"""Compiled operators come from providers once a process has its device, or not at all."""
+"""Compiled operators come from providers when a process has its device, or not at all."""
 
 import ast
 import sys
@@ -31,7 +31,7 @@ class OldKernels(Kernels):
 
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Lets entry points load from this file under pytest's module name."""
+    """Lets entry points load this file, under pytest's module name."""
     module = ModuleType(__name__)
     module.__dict__.update(globals())
     monkeypatch.setitem(sys.modules, __name__, module)
@@ -85,7 +85,7 @@ def test_layers_ask_for_each_fused_operator_and_for_no_other():
 
 
 def _names_asked_for(module: ast.Module) -> list[str]:
-    """Definitions passed to `fused_op`, and values of names `fused_ops`."""
+    """Returns definitions passed to `fused_op`, and values of names `fused_ops`."""
     holders: list[ast.AST] = []
     for node in ast.walk(module):
         if isinstance(node, ast.Call) and getattr(node.func, "id", None) == "fused_op":

@@ -1,4 +1,4 @@
-"""additional_config: accepted values, and the errors' text."""
+"""additional_config: accepted values, and texts of errors."""
 
 import pytest
 from hypothesis import given

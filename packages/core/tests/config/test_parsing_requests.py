@@ -1,4 +1,4 @@
-"""vLLM's flags and other plugins' variables become options, unless these are given."""
+"""vLLM's flags and other plugins' variables become options, unless the options are given."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ def config(additional_config: dict[str, Any] | None = None, **parallel: Any) -> 
 
 
 def notes(asked: VllmConfig, environ: dict[str, str] | None = None) -> list[str]:
-    """Sentences about requests; test_overlap.py has the impossible overlap options."""
+    """Returns notes on flags and variables; test_overlap.py has impossible overlap options."""
     return [note for note in resolve(asked, environ or {}).warnings if "sequence" not in note]
 
 

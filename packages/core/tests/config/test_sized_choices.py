@@ -1,4 +1,4 @@
-"""Step-time tables choose by the number of a step's tokens."""
+"""Step-time tables choose by a step's number of tokens."""
 
 import json
 from pathlib import Path

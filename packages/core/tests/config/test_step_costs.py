@@ -1,4 +1,4 @@
-"""Step-time tables: one for another engine is refused with the differences."""
+"""Step-time tables: another engine's table is refused, with the differences."""
 
 import json
 from pathlib import Path
@@ -93,7 +93,7 @@ FASTEST = {"dbo.enabled": True, "dbo.split": "token", "dbo.first_share": 0.53}
 
 
 class Files:
-    """A provider that finds and makes given files."""
+    """A provider that finds and makes these files."""
 
     def __init__(self, found: Path | None, made: Path | None = None) -> None:
         self.found, self.made = found, made
@@ -119,7 +119,7 @@ def costs(asked: VllmConfig, tmp_path: Path) -> Path:
 def resolved(
     asked: VllmConfig, files: Files, monkeypatch: pytest.MonkeyPatch, **options: object
 ) -> Path | None:
-    """The file by which the engine decides, after its options are resolved for a start."""
+    """Returns the file by which an engine decides after its options are resolved at start-up."""
     monkeypatch.setattr(components, "step_costs_provider", lambda: files)
     asked.additional_config = options
     resolve(asked, {}, may_make=True)
@@ -134,7 +134,8 @@ def test_the_file_of_this_engine_is_found(asked, costs, monkeypatch):
 
 def test_a_found_file_refines_enabled_features_and_enables_none(asked, costs, monkeypatch):
     assert resolved(asked, Files(costs), monkeypatch) == costs
-    assert not get_config(asked).dbo.model_fields_set  # else a warning: no effect
+    # Otherwise a warning says that they have no effect.
+    assert not get_config(asked).dbo.model_fields_set
     assert resolved(asked, Files(costs), monkeypatch, dbo={"enabled": True}) == costs
     dbo = get_config(asked).dbo
     assert (dbo.enabled, dbo.split, dbo.first_share) == (True, "token", 0.53)
@@ -165,7 +166,8 @@ def test_null_asks_for_the_fixed_rules(asked, costs, monkeypatch):
 def test_auto_takes_the_options_that_were_the_fastest(asked, costs, monkeypatch):
     assert resolved(asked, Files(costs), monkeypatch, overlap="auto", dbo={"first_share": 0.6})
     dbo = get_config(asked).dbo
-    assert (dbo.enabled, dbo.split, dbo.first_share) == (True, "token", 0.6)  # the last was given
+    # First_share was given.
+    assert (dbo.enabled, dbo.split, dbo.first_share) == (True, "token", 0.6)
 
 
 def test_auto_creates_a_missing_file(asked, costs, monkeypatch):
@@ -204,7 +206,7 @@ def test_auto_shards_from_where_steps_gain_over_the_ranges(
     resolved(asked, Files(costs), monkeypatch, overlap="auto")
     assert get_config(asked).sequence_parallel.min_tokens == first
     resolved(asked, Files(costs), monkeypatch, overlap="auto", sequence_parallel={"min_tokens": 9})
-    assert get_config(asked).sequence_parallel.min_tokens == 9  # what is given stays
+    assert get_config(asked).sequence_parallel.min_tokens == 9  # a given value stays
 
 
 def test_auto_without_a_file_leaves_small_steps_whole(asked, monkeypatch):

@@ -1,4 +1,4 @@
-"""Time limits keep their order, whatever the limit from which they are derived."""
+"""Time limits keep their order, whichever limit they are derived from."""
 
 import os
 from datetime import timedelta

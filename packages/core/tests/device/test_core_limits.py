@@ -36,7 +36,7 @@ def test_only_memory_bound_operators_have_the_limit(device: torch.device) -> Non
 
 @pytest.mark.refused_calls
 def test_norms_of_sums_have_the_limit(device: torch.device, vllm_config: VllmConfig) -> None:
-    """Without a core an operator cannot be launched; with one its result is the same."""
+    """An operator cannot be launched without a core; with one core its result is the same."""
     register()
     norm = RMSNorm(64).to(device)
     x, residual = torch.randn(2, 3, 64).to(device)
@@ -52,7 +52,7 @@ def test_norms_of_sums_have_the_limit(device: torch.device, vllm_config: VllmCon
 
 @pytest.mark.refused_calls
 def test_the_limit_holds_after_a_collective_has_bound_the_thread(device, vllm_config):
-    """Limits its own stream, which torch_npu does not report to later operators."""
+    """The collective limits its own stream; torch_npu does not report this to later operators."""
     register()
     norm = RMSNorm(64).to(device)
     x, residual = torch.randn(2, 3, 64).to(device)

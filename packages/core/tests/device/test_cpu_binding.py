@@ -1,4 +1,4 @@
-"""Binds workers to cores."""
+"""Workers are bound to cores."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""The device of each worker, for each way in which DP ranks can share a host."""
+"""Each worker's device, for each way in which DP ranks can share a host."""
 
 import pytest
 from vllm.config import ParallelConfig
@@ -27,14 +27,14 @@ def parallel(**changes: object) -> ParallelConfig:
     [
         (0, {}, 0),
         (1, {}, 1),
-        # DP ranks that share all devices continue each other's numbering.
+        # DP ranks that share all devices number them consecutively.
         (1, {"data_parallel_rank_local": 1}, 3),
         (1, {"data_parallel_rank_local": None, "data_parallel_index": 1}, 3),
         (0, {"data_parallel_rank_local": 1, "pipeline_parallel_size": 2}, 4),
-        # A DP rank with assigned devices numbers within those.
+        # A DP rank with assigned devices counts within these.
         (0, {"data_parallel_rank_local": 1, "assigned_physical_gpu_ids": [2, 3]}, 0),
         (1, {"data_parallel_rank_local": 1, "assigned_physical_gpu_ids": [2, 3]}, 1),
-        # Ray shows each DP rank its own devices.
+        # Ray shows each DP rank only its own devices.
         (0, {"data_parallel_rank_local": 1, "distributed_executor_backend": "ray"}, 0),
         (0, {"data_parallel_rank_local": 1, "data_parallel_backend": "ray"}, 0),
     ],
@@ -61,7 +61,7 @@ def test_a_rank_without_a_device_is_an_error_that_counts_them(local_rank: int, c
     [
         ({}, 2),
         ({"data_parallel_size": 2, "data_parallel_size_local": 2}, 4),
-        # Half of the ranks of an engine over two hosts are on this one.
+        # An engine over two hosts has half of its ranks on this host.
         ({"tensor_parallel_size": 8, "nnodes": 2}, 4),
         ({"pipeline_parallel_size": 2, "nnodes": 2}, 2),
         ({"data_parallel_size": 4, "data_parallel_size_local": 2, "nnodes": 2}, 4),

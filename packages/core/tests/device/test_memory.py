@@ -1,4 +1,4 @@
-"""The message about a KV cache that does not fit, and damaged recorded sizes."""
+"""Messages about a KV cache that does not fit, and about damaged recorded sizes."""
 
 import json
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ from vllm_davinci_testing.processes.programs import output_of, run_program
 
 SPEC = FullAttentionSpec(block_size=128, num_kv_heads=32, head_size=64, dtype=torch.bfloat16)
 MAX_MODEL_LEN = 1024
-# Two layers, and one block more than the longest request needs.
+# Two layers, with one block more than the longest request needs.
 BLOCK_BYTES = 2 * SPEC.page_size_bytes
 NEEDED_BYTES = (MAX_MODEL_LEN // 128 + 1) * BLOCK_BYTES
 
@@ -92,7 +92,7 @@ def test_segments_are_expandable_unless_the_user_says_otherwise():
     ],
 )
 def test_torchs_cached_memory_leaves_room_for_a_workspace(limit: str):
-    """Tensors of other streams are freed before a product that needs a workspace."""
+    """A product needs a workspace after tensors of other streams were freed."""
     ended = run_program(
         f"""
         import torch
@@ -145,7 +145,7 @@ def test_the_missing_bytes_and_the_flags_are_named(worker: SimpleNamespace):
 
 
 def test_the_length_that_fits_is_a_whole_number_of_blocks(worker: SimpleNamespace):
-    # A block's bytes that the allocator may additionally take next time.
+    # The allocator may take up to a segment, here a block, more next time.
     assert BLOCK_BYTES == memory.SMALL_SEGMENT_BYTES
     with pytest.raises(DeviceError, match="lower --max-model-len to 256 or less"):
         check_kv_cache_budget(5 * BLOCK_BYTES - 1, worker)

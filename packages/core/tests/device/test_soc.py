@@ -1,4 +1,4 @@
-"""Tests the table of chips."""
+"""The table of chips."""
 
 import pytest
 import torch

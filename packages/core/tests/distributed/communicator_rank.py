@@ -1,4 +1,4 @@
-"""One rank of test_communicator.py: run with torchrun's variables."""
+"""One rank of test_communicator.py, run with torchrun's variables."""
 
 import os
 from datetime import timedelta
@@ -22,7 +22,7 @@ def same(actual: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 def check_equal_parts(comm: NPUCommunicator, mine: list[torch.Tensor]) -> None:
-    """mine: a tensor (8, 5) for each rank"""
+    """mine: a tensor (8, 5) per rank"""
     rank, world_size = comm.rank, comm.world_size
     here, total = mine[rank].to(comm.device), torch.stack(mine).sum(0)
     same(comm.all_reduce(here), total)
@@ -63,7 +63,7 @@ def check_padding(cpu_group: dist.ProcessGroup, device: torch.device) -> None:
 
 
 def check_one_way(comm: NPUCommunicator, mine: list[torch.Tensor]) -> None:
-    """Gathers to one rank, broadcasts from one, and sends to one."""
+    """Gathers to one rank, broadcasts from one rank, and sends to one rank."""
     here = mine[comm.rank].to(comm.device)
     gathered = comm.gather(here, dst=0, dim=0)
     assert (gathered is None) == (comm.rank != 0)

@@ -1,6 +1,6 @@
 """One rank of test_hccl_buffers.py: `hccl_buffers_rank.py CHECKPOINT`, torchrun's variables.
 
-Two TP ranks of each of two DP ranks, and two ranks of each expert. Prints the device memory that
+The layout has two DP ranks of two TP ranks, and two ranks per expert. Prints the device memory that
 each group's first collective takes after communicators exist.
 """
 

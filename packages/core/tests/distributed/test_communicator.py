@@ -1,4 +1,4 @@
-"""Collectives between real processes on several devices, against sums and concatenations."""
+"""Collectives between real processes on several devices equal sums and concatenations."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Engines that learn of each other's end."""
+"""Engines learn when another engine ends."""
 
 import pytest
 from vllm.config import ParallelConfig

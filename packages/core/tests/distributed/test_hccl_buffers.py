@@ -7,7 +7,7 @@ from vllm_davinci_testing.processes.ranks import check_ranks, run_ranks
 
 RANK_PROGRAM = Path(__file__).with_name("hccl_buffers_rank.py")
 CHECKPOINT = Path(__file__).parents[4] / "checkpoints" / "tiny_deepseek"
-TWO_BUFFERS_BYTES = 2 * 200 << 20  # of each group, by default
+TWO_BUFFERS_BYTES = 2 * 200 << 20  # default size of each group's buffer
 
 
 def test_no_group_takes_memory_at_its_first_step():

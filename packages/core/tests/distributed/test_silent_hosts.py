@@ -1,4 +1,4 @@
-"""Connections to a host that lost power or network end, if they request it."""
+"""On request, connections to a host without power or network end."""
 
 import socket
 import time

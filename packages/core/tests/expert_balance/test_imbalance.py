@@ -1,4 +1,4 @@
-"""Imbalance of ranks, compared with values computed by hand."""
+"""The imbalance of ranks equals values computed by hand."""
 
 import pytest
 import torch
@@ -12,7 +12,8 @@ from vllm_davinci.core.expert_balance.imbalance import imbalance
         ([[4, 4, 4, 4]], [[0, 1, 2, 3]], 1.0),
         ([[8, 4, 2, 2]], [[0, 1, 2, 3]], 1.5),
         ([[8, 4, 2, 2]], [[0, 2, 1, 3]], 1.25),
-        ([[8, 4, 2, 2]], [[0, 1, 2, 0, 3, 3]], 1.25),  # 4 + 4 + 2 of one rank, 4 + 1 + 1
+        # 4 + 4 + 2 on one rank, 4 + 1 + 1 on the other.
+        ([[8, 4, 2, 2]], [[0, 1, 2, 0, 3, 3]], 1.25),
         ([[8, 0, 0, 0], [0, 0, 0, 0]], [[0, 1, 2, 3], [0, 1, 2, 3]], 2.0),
         ([[0, 0, 0, 0]], [[0, 1, 2, 3]], 1.0),
     ],

@@ -1,4 +1,4 @@
-"""Expert tables follow the weights that a thread sends while steps continue."""
+"""Expert tables follow weights that a thread sends while steps continue."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -18,14 +18,14 @@ BEFORE, AFTER = [0, 1, 2, 3], [3, 1, 2, 0]
 
 
 class Counts:
-    """Loads of a step. `when_cleared` runs inside the step that clears them."""
+    """A step's loads. `when_cleared` runs inside the step that clears them."""
 
     def __init__(self, when_cleared: Callable[[], None]) -> None:
         self.zero_ = when_cleared
 
 
 class Consumed:
-    """The event of a moved result; the thread continues when it is recorded."""
+    """The event of a moved result; the thread continues when the event is recorded."""
 
     def __init__(self, when_recorded: Callable[[], None]) -> None:
         self.record = when_recorded
@@ -36,7 +36,7 @@ def nothing() -> None:
 
 
 def result(layer: int, when_consumed: Callable[[], None] = nothing) -> AsyncEplbLayerResult:
-    """New slots for a layer's experts that need no copy of weights."""
+    """Makes new slots for a layer's experts that need no copy of weights."""
     none = np.zeros(EXPERTS, dtype=bool)
     metadata = TransferMetadata(~none, none, none, 0, np.array([]), np.array([]))
     return AsyncEplbLayerResult(layer, torch.tensor(AFTER), metadata, Consumed(when_consumed))
@@ -65,7 +65,7 @@ def state(one_rank: None, vllm_config: VllmConfig, device: torch.device) -> NPUE
 
 
 def tables(state: NPUEplbState) -> list[list[int]]:
-    """Returns the slot of each expert for each layer, from the tables on the device."""
+    """Reads each expert's slot in each layer from the tables on the device."""
     return [table.numbers[:, 0].tolist() for table in state._tables]
 
 

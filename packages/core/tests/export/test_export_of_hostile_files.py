@@ -1,4 +1,4 @@
-"""A malicious checkpoint is quantized unchanged, or refused with a file's name."""
+"""A malicious checkpoint is quantized unchanged, or refused naming a file."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -75,7 +75,7 @@ def test_a_hostile_checkpoint_is_checked_and_written_equal_or_refused_by_name(
     changed = chain(mutations(whole), config_mutations(whole))
     wrong = []
     for kind, directory in copies(whole, changed, part, tmp_path):
-        # The configuration defines the meaning of weights, so other values may be valid.
+        # The configuration defines what weights mean, so other values may be valid.
         is_same = kind != "configuration"
         made = tmp_path / f"made{directory.name}"
         try:

@@ -1,4 +1,4 @@
-"""Round-to-nearest writes checkpoints that are close to their source, complete and loadable."""
+"""Round-to-nearest writes complete, loadable checkpoints that are close to their source."""
 
 import json
 import resource
@@ -162,7 +162,8 @@ def test_fused_experts_become_the_same_as_separate_ones(kind, is_transposed, sou
         stored = tensor.transpose(1, 2) if is_transposed else tensor
         tensors[f"{experts}.{name}"] = stored.contiguous()
     save_file(tensors, fused / WEIGHTS, metadata={"format": "pt"})
-    # Calibration runs separate projections: transformers reads the other layout for other models.
+    # Calibration runs separate projections, because transformers reads other models in the other
+    # layout.
     ranges = input_ranges(source, WINDOWS) if kind == "W8A8" else {}
     written = [
         Exporter(start, tmp_path / name, kind, torch.bfloat16, ranges).run(lambda count: None)

@@ -1,4 +1,4 @@
-"""Moving scales between a pair's modules leaves the model's results unchanged."""
+"""Moving scales between two modules leaves the model's results unchanged."""
 
 from typing import Any
 
@@ -51,7 +51,7 @@ def test_moved_scales_change_no_logit(name: str):
     assert {pair.kind for pair in pairs} == {"norm", "value", "up"}
     kept, refused = keeping(model, pairs, TOKENS)
     assert [pair.source for pair in kept] == [pair.source for pair in pairs] and not refused
-    torch.testing.assert_close(logits(model), expected, rtol=1e-4, atol=1e-5)  # tried and undone
+    torch.testing.assert_close(logits(model), expected, rtol=1e-4, atol=1e-5)  # tries and undoes it
     generator = torch.Generator().manual_seed(1)
     for pair in pairs:
         before = model.get_parameter(f"{pair.readers[0]}.weight").clone()

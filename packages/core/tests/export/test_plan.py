@@ -1,4 +1,6 @@
-"""A model with planted outliers stays within its loss budget, by moved scales or more bits."""
+"""A model with planted outliers stays within its loss budget, thanks to moved scales or more
+bits.
+"""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -32,11 +34,11 @@ SIZES: dict[str, Any] = {
     "head_dim": 16,
     "tie_word_embeddings": True,
 }
-OUTLIER = 3000.0  # times the other channels
+OUTLIER = 3000.0  # relative to the other channels
 
 
 def text(rows: int, columns: int) -> torch.Tensor:
-    """int64 [rows, columns]; most tokens are the previous one plus 5, the others random."""
+    """int64 [rows, columns]; most tokens are the previous token plus 5, all others random."""
     steps = torch.full((rows, columns), 5)
     others = torch.rand(rows, columns) < 0.3
     steps[others] = torch.randint(VOCABULARY, (int(others.sum()),))
@@ -45,13 +47,13 @@ def text(rows: int, columns: int) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model trained on `text`, with outliers in the inputs of its linear layers."""
+    """Trains a model on `text`, with outliers in its linear layers' inputs."""
     directory = tmp_path_factory.mktemp("outliers")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         config = transformers.LlamaConfig(**SIZES)
         model: Any = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
-        # Embedding and head share a random table: the layers must determine the next token.
+        # Embedding and head share a random table, so that the layers must determine the next token.
         table = model.get_input_embeddings().weight.requires_grad_(False)
         table.normal_(0, 0.5)
         trained = [each for each in model.parameters() if each.requires_grad]
@@ -191,7 +193,7 @@ def test_a_budget_takes_only_the_steps_that_save_most():
     assert choose(costs, "W8A8", 0.06, measure).share <= 0.06
     assert [cost.kind == "W8A8_DYNAMIC" for cost in costs] == [False, True, False, False, True]
     assert measured <= 5
-    costs[1].losses["W8A8_DYNAMIC"] = 0.2  # almost without effect
+    costs[1].losses["W8A8_DYNAMIC"] = 0.2  # has almost no effect
     assert [step.kind for step in steps(costs, "W8A8") if step.number == 1] == ["FLOAT"]
     assert choose(costs, "W8A8", 0.0, measure).share == 0.0
     assert {cost.kind for cost in costs} == {"FLOAT"}

@@ -65,7 +65,7 @@ def engine(ranks: int = 2, prefill_ranks: int = 1, overlap: bool = False, **chan
 )
 def test_it_is_refused_by_name(changes: dict[str, Any], named: str):
     assert re.search(named, refused_by(FEATURES, engine(**changes)))
-    # No feature is refused if every rank holds all tokens.
+    # If every rank holds all tokens, no feature is refused.
     assert not refused_by(FEATURES, engine(**{**changes, "ranks": 1}))
 
 

@@ -1,4 +1,4 @@
-"""The alignment of cuts between ubatches."""
+"""Alignment of cuts between ubatches."""
 
 import pytest
 from vllm.config import VllmConfig

@@ -1,4 +1,4 @@
-"""Expert balancing: the settings that vLLM gets, and what is refused by name."""
+"""Expert balancing: the settings that vLLM gets, and refusals by name."""
 
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,7 +21,7 @@ DYNAMIC = {"dynamic_eplb": True}
 
 @pytest.fixture
 def mixture(tmp_path: Path) -> Path:
-    """The configuration of a model with experts."""
+    """Returns the configuration of a model with experts."""
     config = Qwen3MoeConfig(
         architectures=["Qwen3MoeForCausalLM"],
         hidden_size=64,

@@ -1,4 +1,4 @@
-"""Graph sizes and graph mode that follow from a configuration."""
+"""Graph sizes and graph mode follow from a configuration."""
 
 import os
 import re
@@ -45,7 +45,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> None:
         ([], {"doubling": True, "tp_size": 8}, [8, 16, 24]),
         ([2, 6], {"query_len": 3}, [6, 18, 72]),
         ([5, 9], {"rounds_to_tp": True, "tp_size": 4, "max_num_seqs": 24}, [8, 12, 24]),
-        # The largest step stays: vLLM has no larger one.
+        # The largest size stays, because vLLM has none above it.
         ([5], {"rounds_to_tp": True, "tp_size": 16}, [16, 24]),
         ([4, 16], {"max_num_batched_tokens": 20}, [4, 16]),
         ([], {"max_num_seqs": 1}, [1]),
@@ -86,7 +86,7 @@ def test_an_even_sample_keeps_first_and_last():
 
 
 def settle_graph_mode(config: VllmConfig, environ: dict[str, str]) -> list[Setting]:
-    """Changes made by the feature row of graphs."""
+    """Returns the changes made by the feature row of graphs."""
     (row,) = FEATURES
     engine = Engine(config, DavinciConfig())
     if row.is_asked(engine):

@@ -1,4 +1,4 @@
-"""Disaggregated prefill: settings that the start changes, and those it refuses by name."""
+"""Disaggregated prefill: settings that the start changes, or refuses by name."""
 
 from types import SimpleNamespace
 from typing import Any

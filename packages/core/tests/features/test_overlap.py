@@ -27,7 +27,7 @@ LARGE = {"sequence_parallel.min_tokens": SURELY_FASTER_SHARDED}
 
 
 class Model:
-    """Properties of a model: DeepSeek's, or another architecture's."""
+    """Describes a model: DeepSeek, or another architecture."""
 
     def __init__(self, is_deepseek: bool, architecture: str) -> None:
         self.use_mla = self.is_moe = is_deepseek
@@ -39,7 +39,7 @@ class Model:
 
 
 def check_overlap(vllm_config: VllmConfig) -> list[str]:
-    """Warnings of a resolved engine about dual-batch overlap."""
+    """Returns warnings of a resolved engine about dual-batch overlap."""
     engine = Engine(vllm_config, get_config(vllm_config))
     for row in DUAL_BATCH:
         if row.settle is not None and row.is_asked(engine):
@@ -56,7 +56,7 @@ def applied(
     architecture: str = "LlamaForCausalLM",
     **options: Any,
 ) -> tuple[dict[str, Any], list[str]]:
-    """The resulting options, and the messages. Resolves twice, as vLLM does."""
+    """Returns the resulting options and messages. Resolves twice, like vLLM."""
     vllm_config.additional_config = {"step_costs": None, **options}
     vllm_config.model_config = Model(is_deepseek, architecture)
     vllm_config.parallel_config.tensor_parallel_size = tp

@@ -152,7 +152,7 @@ def test_a_server_s_engine_derives_the_same_configuration_again(enabled: bool):
 
 
 def test_heads_of_two_sizes_keep_the_platforms_attention(tmp_path: Path):
-    """Gemma 4: vLLM would use Triton kernels for its heads of two sizes."""
+    """For Gemma 4's heads of two sizes, vLLM would choose Triton kernels."""
     transformers.Gemma4TextConfig(
         architectures=["Gemma4ForCausalLM"],
         vocab_size=256,

@@ -1,4 +1,4 @@
-"""Side-stream options that cannot apply end the start with the reason."""
+"""Side-stream options without an effect end the start with the reason."""
 
 from types import SimpleNamespace
 from typing import Any

@@ -1,4 +1,4 @@
-"""Kinds of models that would give wrong tokens are refused by name."""
+"""Models that would give wrong tokens are refused by name."""
 
 import pytest
 from vllm.config import DeviceConfig, ModelConfig, VllmConfig
@@ -29,7 +29,7 @@ def test_an_unsupported_model_is_refused_with_its_requirement(family, architectu
     config.architectures = [architecture]
     config.save_pretrained(tmp_path)
     write_tokenizer(tmp_path)
-    out_of_tree.register()  # as vLLM has done before it inspects a model
+    out_of_tree.register()  # vLLM does this before it inspects a model
     model = ModelConfig(model=str(tmp_path))
     vllm_config = VllmConfig(device_config=DeviceConfig(device="npu"))
     vllm_config.model_config = model

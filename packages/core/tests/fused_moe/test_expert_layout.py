@@ -1,4 +1,4 @@
-"""The experts of each rank, and the sizes that do not divide."""
+"""Each rank's experts, and sizes that cannot be divided."""
 
 import pytest
 from vllm.config import ParallelConfig

@@ -1,4 +1,6 @@
-"""Expert placement from a file: a valid one is applied, an invalid one named with its field."""
+"""Expert placement from a file: a valid map is applied; an invalid map is refused, naming the
+field.
+"""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A whole layer as vLLM's DeepSeek builds it: results, weights, launches."""
+"""A whole layer built like vLLM's DeepSeek: results, weights, launches."""
 
 import math
 from collections.abc import Callable
@@ -53,13 +53,13 @@ def deepseek_layer(vllm_config: VllmConfig) -> DeepseekV2MoE:
         method: Any = getattr(module, "quant_method", None)
         if method is not None:
             method.process_weights_after_loading(module)
-    # A dispatch mode does not see inside the operator in which vLLM wraps the layer.
+    # A dispatch mode does not see inside the operator that vLLM wraps the layer in.
     layer.experts._forward_entry = moe_runner._moe_forward_shared
     return layer
 
 
 def defined(layer: DeepseekV2MoE, x: torch.Tensor) -> torch.Tensor:
-    """The layer's output in plain torch, from its own parameters."""
+    """Computes the layer's output in plain torch from its own parameters."""
     named = {name: parameter.data.cpu() for name, parameter in layer.named_parameters()}
 
     def mlp(rows: torch.Tensor, gate_up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
@@ -129,15 +129,15 @@ def test_chunks_fill_the_free_memory_and_change_no_bit(vllm_config: VllmConfig):
     of_whole = peak_bytes()
     with torch.inference_mode():
         for gib, asked, max_tokens in [(0, None, 1024), (-1, None, 1024), (4, 7000, 7000)]:
-            assert not plan_pieces(layer, gib << 30, asked, len(x))  # no smaller chunks possible
+            assert not plan_pieces(layer, gib << 30, asked, len(x))  # chunks cannot be smaller
             assert forward.pieces.max_tokens == max_tokens
-            # Only the experts' rows grow with the chunks, gate and up included.
+            # Only the experts' rows grow with the chunks, including gate and up.
             rows = TOP_K * 4 * (2 * HIDDEN_SIZE + 3 * INTERMEDIATE_SIZE)
             saved = of_whole - peak_bytes()
             assert saved > 0.5 * (len(x) - max_tokens) * rows
         plan_pieces(layer, 4 << 30, None, len(x))
     assert forward.pieces.count(len(x)) == 1
-    # A third of the memory; one token's rows take as much of it as in a step.
+    # A third of the memory; a token's rows take as much of it as in a step.
     of_third = forward.pieces.max_tokens
     assert (4 << 30) / 3 / of_third == pytest.approx(rows, rel=0.5)
     with torch.inference_mode():
@@ -167,7 +167,7 @@ def test_launches_per_layer_stay_in_the_budget(vllm_config: VllmConfig):
 
 @pytest.fixture
 def beside_layer(vllm_config: VllmConfig) -> Callable[[], DeepseekV2MoE]:
-    """Makes a second layer, whose shared experts run on their own stream."""
+    """Makes a second layer whose shared experts run on their own stream."""
 
     def make() -> DeepseekV2MoE:
         vllm_config.compilation_config.static_forward_context.clear()

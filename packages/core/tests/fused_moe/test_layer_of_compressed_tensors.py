@@ -1,4 +1,4 @@
-"""Expert layers whose weights are in the compressed-tensors format."""
+"""Expert layers with weights in the compressed-tensors format."""
 
 from typing import Any
 
@@ -16,7 +16,7 @@ NUM_EXPERTS, TOP_K, HIDDEN_SIZE, INTERMEDIATE_SIZE = 8, 2, 32, 48
 
 
 def compressed_layer(strategy: str, dynamic: bool) -> Any:
-    """A layer of compressed-tensors experts with int8 weights and activations."""
+    """Makes a layer of compressed-tensors experts with int8 weights and activations."""
     int8 = {"num_bits": 8, "type": "int", "symmetric": True}
     group = {
         "targets": ["Linear"],

@@ -1,4 +1,4 @@
-"""The fastest dispatch method, by an engine's step-time table."""
+"""The fastest dispatch method by an engine's step-time table."""
 
 import json
 from pathlib import Path
@@ -36,7 +36,7 @@ def costs(tmp_path: Path) -> MethodCosts:
 
 
 def rule(costs: MethodCosts | None, forced: CommunicationMethod | None = None) -> CommunicationRule:
-    """The rule for two DP ranks of two TP ranks each, whose decodes have up to 16 tokens."""
+    """Makes the rule for two DP ranks of two TP ranks each, with decodes of up to 16 tokens."""
     layout = ExpertLayout(4, 1)
     return CommunicationRule(forced, layout, 2, 2, 16, "none", overlapped=True, costs=costs)
 
@@ -45,9 +45,9 @@ def rule(costs: MethodCosts | None, forced: CommunicationMethod | None = None) -
     ("max_tokens", "num_ubatches", "method"),
     [
         (1, 1, CommunicationMethod.ALL_GATHER),
-        (5, 1, CommunicationMethod.ALL_GATHER),  # 30 and 30: the first of equal ones
+        (5, 1, CommunicationMethod.ALL_GATHER),  # both take 30: the first wins
         (6, 1, CommunicationMethod.ALL_TO_ALL),
-        (16, 1, CommunicationMethod.ALL_TO_ALL),  # beyond the last size its ratio is constant
+        (16, 1, CommunicationMethod.ALL_TO_ALL),  # the ratio stays that of the last size
         (100, 1, CommunicationMethod.ALL_TO_ALL),
         (50, 2, CommunicationMethod.ALL_GATHER),
     ],
@@ -60,7 +60,7 @@ def test_each_step_uses_the_fastest_method(costs, max_tokens, num_ubatches, meth
 
 
 def test_a_requested_method_stays(costs: MethodCosts):
-    # `of_engine` reads no costs then; a rule without them follows what is asked for.
+    # With a requested method, `of_engine` reads no costs, and the rule obeys the request.
     assert rule(None, CommunicationMethod.ALL_TO_ALL).choose(1).method.value == "all_to_all"
 
 

@@ -1,4 +1,4 @@
-"""Dispatch methods: the requested, the chosen one, and the reason."""
+"""Dispatch methods: the requested and the chosen method, and the reason."""
 
 import re
 from pathlib import Path
@@ -151,7 +151,7 @@ def test_obstacles_to_fused_launches_are_named(
 @pytest.mark.parametrize(
     ("soc", "sizes", "ranks", "tokens", "mib"),
     [
-        # DeepSeek-V3: 26 tokens are the maximum for the default.
+        # DeepSeek-V3: the default allows at most 26 tokens.
         (A3, RoutedSizes(7168, 256, 8), 16, 26, 200),
         (A3, RoutedSizes(7168, 256, 8), 16, 512, 3840),
         (A2, RoutedSizes(7168, 256, 8), 16, 56, 200),

@@ -1,4 +1,4 @@
-"""Replicas of experts: which rows use which replica, and load counts per expert."""
+"""Replicas of experts: which replica each row uses, and load counts per expert."""
 
 from collections.abc import Sequence
 

@@ -99,7 +99,7 @@ VOCAB_SIZE = 11
 
 
 def deepseek_v4_router(name: str) -> tuple[torch.nn.Module, torch.Tensor]:
-    """A router of transformers with random weights, and rows for it."""
+    """Makes a transformers router with random weights, and rows for it."""
     config = SimpleNamespace(
         num_experts_per_tok=3,
         num_local_experts=NUM_EXPERTS,
@@ -186,7 +186,7 @@ def test_zero_experts_return_their_token_and_the_others_get_its_rows(dtype, devi
 def routed(
     experts: Experts, x: torch.Tensor, topk_weights: torch.Tensor, topk_ids: torch.Tensor
 ) -> torch.Tensor:
-    """Runs the stage as a layer without communication does."""
+    """Runs the stage like a layer without communication."""
     dispatcher = LocalDispatcher()
     tokens = dispatcher.dispatch(SelectedTokens(x, topk_weights, topk_ids), experts)
     results = experts(tokens.rows, tokens.tokens_per_expert, tokens.scales)
@@ -254,7 +254,7 @@ def test_the_expert_stage_equals_its_definition(first, num_local, num_tokens, de
 def test_a_limit_caps_gates_and_clips_factors(device: torch.device):
     stage = Stage()
     x, weights, ids = routed_tokens(23)
-    limit = 0.5  # about half of the values exceed it
+    limit = 0.5  # about half of the values exceed the limit
     whole = stage.on_device(0, NUM_EXPERTS)
     experts = dataclasses.replace(whole, activation=GatedActivation(limit))
     assert not experts.has_fused_op(torch.float32)
@@ -293,5 +293,5 @@ def test_a_nan_token_affects_no_other(value, first, num_local, device):
     dirty = run()
     others = torch.arange(11) != 7
     assert clean.isfinite().all()
-    # Its experts differ, and a product over more rows may sum in another order.
+    # Other rows have other experts, and a product over more rows may sum in another order.
     torch.testing.assert_close(dirty[others], clean[others], atol=1e-6, rtol=1e-5)

@@ -1,4 +1,4 @@
-"""Experts without gates against their definition, row by row."""
+"""Experts without gates equal their definition, row by row."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Device resources that graphs take, and the device's limits."""
+"""Device resources that graphs need, and the device's limits."""
 
 from dataclasses import replace
 

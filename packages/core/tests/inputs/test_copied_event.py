@@ -1,4 +1,4 @@
-"""A wait for a step's input copies happens only if a copy is pending."""
+"""The host waits for a step's input copies only if a copy is pending."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""Rows of several kinds share one pool as vLLM plans it, without overlapping bytes in a group."""
+"""Rows of several kinds share one pool as vLLM plans it; no bytes of a group overlap."""
 
 from typing import Any
 
@@ -69,7 +69,7 @@ def test_rows_of_a_group_lie_apart_and_in_their_block(vllm_config, device):
             pool.zero_()
             for name in group.layer_names:
                 own = caches[name].rows[rows_of(caches[name], layers[name], block, size)]
-                assert not own.any(), name  # of an earlier layer
+                assert not own.any(), name  # would be an earlier layer's
                 own.fill_(1)
             written = pool.any(dim=1).nonzero().flatten().tolist()
             assert written == [block]
@@ -88,7 +88,7 @@ def test_blocks_are_copied_and_zeroed_with_the_rows_of_all_layers(
     memory = KVCacheMemory(device, layers, parts)
     memory.bind(*allocated(config, device), {})
     parts[0][1:7].fill_(7)
-    parts[0][8].copy_(parts[0][1])  # as vLLM copies blocks with parts
+    parts[0][8].copy_(parts[0][1])  # vLLM copies blocks in the same way
     memory.zero_block_ids([6, 1, 4, 5, 4])
     of_sevens = parts[0].eq(7).all(dim=1).cpu().nonzero().flatten().tolist()
     assert of_sevens == [2, 3, 8]
@@ -99,7 +99,9 @@ def test_blocks_are_copied_and_zeroed_with_the_rows_of_all_layers(
 def test_a_block_of_deepseek_v4_flash_has_the_bytes_of_its_rows(
     quantizes: bool, vllm_config: VllmConfig
 ):
-    """43 layers: 21 with groups of 4, 20 of 128. Windows and projections take no larger blocks."""
+    """43 layers: 21 with groups of 4, 20 with groups of 128. Windows and projections need no larger
+    blocks.
+    """
     vllm_config.cache_config.block_size = BLOCK_SIZE
     vllm_config.cache_config.kv_cache_layout = "BLNHC"
     half, wide = torch.bfloat16, torch.float32
@@ -130,7 +132,7 @@ def test_a_block_of_deepseek_v4_flash_has_the_bytes_of_its_rows(
     )
     of_keys = 128 + 2 if quantizes else 256
     expected = 32 * 21 * (1024 + of_keys) + 20 * 1024
-    widest = kinds["states4"][1].row_bytes  # of which a block is a multiple
+    widest = kinds["states4"][1].row_bytes  # a block is a multiple of this
     strides = {each.block_stride for each in config.kv_cache_tensors}
     assert strides == {-(-expected // widest) * widest}
 

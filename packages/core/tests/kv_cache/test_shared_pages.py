@@ -1,4 +1,4 @@
-"""A block's keys and values, or a request's states, lie in its page for all sizes."""
+"""A block's keys and values, or a request's states, lie within its page for all sizes."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def test_slots_of_a_block_are_in_its_page_and_no_two_are_the_same(per_block, dev
             part.view(-1, HEADS, SIZE)[slots] = 1
             written = region.view(NUM_BLOCKS, -1).cpu().bool()
             assert written.any(1).nonzero().flatten().tolist() == [block]
-            # Each bf16 of 1 is the bytes 80 3F.
+            # A bf16 of 1 has the bytes 80 3F.
             assert int(written.sum()) == block_size * HEADS * SIZE * 2
             assert not (written & seen).any()
             seen |= written

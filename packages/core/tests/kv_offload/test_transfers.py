@@ -1,4 +1,4 @@
-"""Blocks of the device in rows of the host: loading returns what was stored."""
+"""Device blocks in rows on the host: loading returns what was stored."""
 
 import numpy as np
 import pytest
@@ -50,13 +50,13 @@ def test_loaded_blocks_have_the_stored_bytes(blocks_per_chunk: int):
     regions = [content.npu() for content in contents]
     caches = CanonicalKVCaches(
         [CanonicalKVCacheTensor(region, region.shape[1]) for region in regions],
-        # Two groups: the first has two regions.
+        # Two groups; the first has two regions.
         [[CanonicalKVCacheRef(0, 64), CanonicalKVCacheRef(1, 256)], [CanonicalKVCacheRef(2, 32)]],
     )
     worker = HostOffloadingWorker(caches, blocks_per_chunk, slabs=[2, 4, 1, 6])
     stored, loaded = [4, 5, 6, 9, 2, 20, 21], [11, 1, 0, 3, 7, 8, 12]
-    # Blocks 0 to 3 of a request in the first group, 1 to 3 in the second: the start is inside a
-    # chunk if chunks have several blocks.
+    # A request has blocks 0 to 3 in the first group, 1 to 3 in the second: with chunks of several
+    # blocks, the transfer starts inside a chunk.
     sizes, firsts = [4, 3], [0, 1]
     chunks = [
         -(-(first % blocks_per_chunk + n) // blocks_per_chunk)

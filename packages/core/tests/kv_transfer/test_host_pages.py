@@ -1,4 +1,4 @@
-"""Pages on the host: bytes are unchanged, and a checksum holds only for its own tokens."""
+"""Pages on the host: bytes are unchanged, and a checksum matches only its own tokens."""
 
 import pytest
 import torch
@@ -30,7 +30,7 @@ def test_one_engine_loads_blocks_that_another_stored(shapes, device):
     sending.store(sent)
     torch.npu.synchronize()
     sending.seal(torch.tensor(sent), DIGESTS)
-    receiving.rows[received] = sending.rows[sent]  # as NIXL does
+    receiving.rows[received] = sending.rows[sent]  # like NIXL
     assert receiving.sealed(torch.tensor(received), DIGESTS).all()
     receiving.load(received)
     untouched = [block for block in range(NUM_BLOCKS) if block not in received]

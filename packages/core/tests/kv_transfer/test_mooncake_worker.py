@@ -1,4 +1,4 @@
-"""Only the listener of another engine's worker notices that worker's end."""
+"""Only the listener of another engine's worker notices that this worker has ended."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Digests of prefixes are equal if and only if the tokens are equal."""
+"""Checksums of prefixes are equal if and only if the tokens are equal."""
 
 from types import SimpleNamespace
 from typing import Any

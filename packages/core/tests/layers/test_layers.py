@@ -1,4 +1,4 @@
-"""Each layer that replaces one of vLLM's computes vLLM's own definition."""
+"""Each replaced layer computes the result of vLLM's own definition."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ def registered(vllm_config: VllmConfig) -> None:
 
 
 def tolerance(dtype: torch.dtype) -> dict[str, float]:
-    # A 16-bit result may round the other way; fp32 differs in the order of a sum.
+    # 16-bit results may be rounded differently; fp32 differs in the order of a sum.
     bound = {torch.float32: 2e-6, torch.float16: 2e-3, torch.bfloat16: 2e-2}[dtype]
     return {"atol": bound, "rtol": bound}
 
@@ -119,7 +119,7 @@ def test_rotary_embedding_equals_its_definition(scaling, is_neox_style, head_siz
         rope.cos_sin_cache.cpu(),
         rope.is_neox_style,
     )
-    packed = torch.cat([query, key], -1).to(device)  # a projection's output: strided views
+    packed = torch.cat([query, key], -1).to(device)  # strided views, like a projection's output
     actual = rope.to(device)(
         positions.to(device), packed[:, : 4 * head_size], packed[:, 4 * head_size :]
     )
@@ -150,7 +150,7 @@ print([torch.allclose(a.cpu(), b, atol=0.05) for a, b in zip(found, expected)])
 
 @pytest.mark.parametrize("soc", ["Ascend910B3", "Ascend910_9391"])
 def test_heads_of_sizes_that_the_operator_lacks_are_rotated(soc: str):
-    """32 of 80 entries are rotated; the number of rotated entries alone would also pass."""
+    """Rotates 32 of 80 entries, because the number of rotated entries alone would also pass."""
     assert output_of(PARTLY_ROTATED, VNPU_SOC=soc)[-1] == "[True, True]"
 
 

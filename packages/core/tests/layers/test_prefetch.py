@@ -1,4 +1,4 @@
-"""A layer prefetches as many bytes for the next layer as the step allows; the last layer waits."""
+"""A layer prefetches as many bytes of the next layer as the step allows; the last layer waits."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -57,7 +57,7 @@ def test_a_step_prefetches_the_bytes_chosen_for_its_size(monkeypatch, fetched):
         step.begin()
         scheduler.asked.append(f"{num_tokens}")
     assert fetched == [20, 10, 18, 10]
-    # A step without prefetch does not use the other stream, as a captured graph requires.
+    # A step without prefetch must not use the other stream, as captured graphs require.
     assert scheduler.asked == ["start", "4", "8", "start", "16"]
     assert [step.fetches(num_tokens) for num_tokens in (4, 8, 16)] == [True, False, True]
 

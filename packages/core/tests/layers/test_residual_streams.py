@@ -19,12 +19,12 @@ from vllm_davinci.core.layers.residual_streams import (
     head,
 )
 
-# A sum of 8-bit mantissas rounded once; transformers also rounds weights and products.
+# 8-bit mantissas are summed and rounded once; transformers also rounds weights and products.
 TOLERANCE = {
     torch.float32: {"atol": 2e-5, "rtol": 2e-5},
     torch.bfloat16: {"atol": 6e-2, "rtol": 3e-2},
 }
-# model_type -> connection and head of transformers
+# model_type -> transformers' connection and head
 MODULES = {
     "deepseek_v4": (deepseek_v4.DeepseekV4HyperConnection, deepseek_v4.DeepseekV4HyperHead),
     "glm5_next_text": (glm5_next.Glm5NextTextHyperConnection, None),
@@ -38,7 +38,7 @@ def configuration(model_type: str) -> Any:
         hc_mult=4,
         hidden_size=48,
         hc_sinkhorn_iters=20,
-        hc_eps=1e-3,  # large enough to detect a missing one
+        hc_eps=1e-3,  # large enough to detect a missing stream
         rms_norm_eps=1e-3,
         hc_magnitude=2.0,
     )
@@ -57,7 +57,7 @@ def streams_of(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def expanded(output: torch.Tensor, streams: torch.Tensor, *weights: torch.Tensor) -> torch.Tensor:
-    """Writes a sublayer's output as transformers' decoder layers do."""
+    """Writes a sublayer's output like transformers' decoder layers."""
     if len(weights) == 1:
         post = weights[0].unsqueeze(-1)
         return (streams.float() + post * output.float().unsqueeze(-2)).to(streams.dtype)
@@ -74,7 +74,7 @@ def test_a_connection_equals_the_one_of_transformers(
     config = configuration(model_type)
     theirs = MODULES[model_type][0](config)
     fill(theirs)
-    torch.set_default_dtype(dtype)  # as vLLM makes models
+    torch.set_default_dtype(dtype)  # like vLLM's models
     ours = StreamConnection(StreamRule.of_model(config))
     torch.set_default_dtype(torch.float32)
     assert {each.dtype for each in ours.buffers()} == {torch.float32, torch.int64}
@@ -162,7 +162,7 @@ def test_rows_and_columns_sum_to_one_and_the_matrix_is_not_symmetric(device: tor
 
 
 def test_the_first_axis_of_the_matrix_is_summed(device: torch.device):
-    """A matrix that moves only stream 0 to stream 1, which shows the direction."""
+    """The matrix only moves stream 0 to stream 1, which shows the direction."""
     rule = StreamRule.of_model(configuration("deepseek_v4"))
     comb = torch.zeros(1, 4, 4)
     comb[0, 0, 1] = 1

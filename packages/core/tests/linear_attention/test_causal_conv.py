@@ -1,4 +1,4 @@
-"""The convolution of decodes and prefills, compared with torch's, request by request."""
+"""The convolution of decodes and prefills equals torch's, request by request."""
 
 import torch
 from torch.nn.functional import conv1d, silu
@@ -13,7 +13,9 @@ LENGTHS = [2, 70, 1, 129]
 def convolved(
     kept: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """[tokens, channels] of one request. kept: [WIDTH - 1, channels], the inputs before x"""
+    """Convolves [tokens, channels] of one request. kept: [WIDTH - 1, channels], the inputs
+    before x
+    """
     seen = torch.cat([kept, x]).t().unsqueeze(0)
     return silu(conv1d(seen, weight.t().unsqueeze(1), bias, groups=CHANNELS))[0].t()
 

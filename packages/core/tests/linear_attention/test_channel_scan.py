@@ -1,4 +1,4 @@
-"""The scan of Mamba 1 on the device, compared with its definition."""
+"""The scan of Mamba 1 on the device equals its definition."""
 
 from itertools import pairwise
 
@@ -28,7 +28,7 @@ def random_states(num_requests: int) -> torch.Tensor:
 
 
 def defined(scan: Scan, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The scan of one request by its equation, in fp64. state: the request's state"""
+    """Computes one request's scan by the equation, in fp64. state: the request's state"""
     state, outputs = state.double(), []
     tokens = zip(*(each.double() for each in scan[:4]), strict=True)
     for value, write, read, steps in tokens:

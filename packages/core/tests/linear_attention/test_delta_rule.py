@@ -1,4 +1,4 @@
-"""The gated delta rule on the device, compared with transformers and its definition."""
+"""The gated delta rule on the device equals transformers and its definition."""
 
 from functools import partial
 
@@ -24,7 +24,7 @@ KEY_HEADS, REPEATS, KEY_SIZE, VALUE_SIZE = 2, 2, 32, 48
 
 
 def random_heads(num_tokens: int, seed: int, alike: float = 0.0, channels: int = 1) -> Heads:
-    """alike: share of a common direction in all keys, which makes the rule ill-conditioned
+    """alike: share of a common direction in all keys; makes the rule ill-conditioned
     channels: number of a key's entries that decay separately
     """
     generator = torch.Generator().manual_seed(seed)
@@ -48,7 +48,7 @@ def random_states(num_requests: int) -> torch.Tensor:
 
 
 def defined(heads: Heads, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rule for one request by its equation, in fp64. state: the request's state"""
+    """Computes the rule for one request by the equation, in fp64. state: the request's state"""
     query, key, value, decay, rate = (each.double() for each in heads)
     state, outputs = state.double(), []
     for q, k, v, g, beta in zip(query, key, value, decay, rate, strict=True):

@@ -1,4 +1,4 @@
-"""Requests of a step are decodes, which have a state and come first, or prefills."""
+"""A step's requests are decodes, which have a state and come first, or prefills."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +19,7 @@ def build(
     drafts: list[int] | None = None,
     accepted: list[int] | None = None,
 ) -> LinearAttentionMetadata:
-    """drafts, accepted: of an engine that verifies up to 3 drafts"""
+    """drafts, accepted: for an engine that verifies up to 3 drafts"""
     layer = SimpleNamespace(conv_kernel_size=4)
     config: Any = SimpleNamespace(
         compilation_config=SimpleNamespace(static_forward_context={"layer": layer}),
@@ -82,7 +82,7 @@ def test_drafts_are_verified_in_order_without_an_index(device: torch.device):
 
 
 def test_requests_of_other_lengths_are_padded_and_known_tokens_end_in_the_first_page(device):
-    # Two drafts, none, three tokens of a request that was preempted, a first prompt.
+    # Requests: two drafts; no drafts; three recomputed tokens after a preemption; a first prompt.
     metadata = build([3, 1, 3, 9], [50, 9, 20, 9], device, [2, 0, -1, -1], [1, 2, 1, 1])
     plan = metadata.verification
     assert plan is not None and metadata.prefill is not None

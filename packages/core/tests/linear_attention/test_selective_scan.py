@@ -1,4 +1,4 @@
-"""Mamba2's scan on the device, compared with transformers and its definition."""
+"""Mamba2's scan on the device equals transformers and its definition."""
 
 from functools import partial
 
@@ -39,7 +39,7 @@ def random_states(num_requests: int) -> torch.Tensor:
 
 
 def defined(scan: Scan, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The scan of one request by its equation, in fp64. state: the request's state"""
+    """Computes one request's scan by the equation, in fp64. state: the request's state"""
     state, outputs = state.double(), []
     for value, write, read, decay in zip(*(each.double() for each in scan), strict=True):
         state = state * decay.exp()[..., None, None]

@@ -1,4 +1,4 @@
-"""States in pages: their position, and that no byte outside them is written."""
+"""States in pages: their position; no byte outside them is written."""
 
 import pytest
 import torch
@@ -27,15 +27,15 @@ def test_states_of_two_dtypes_come_back_and_other_pages_stay(sizes, device):
     assert state.flatten().tolist() == list(range(64))
     after = torch.cat(parts, dim=1).cpu()
     used = (60 + 128) // 4
-    assert torch.equal(after[[4, 1], used:], before[[4, 1], used:])  # the padding of a page
+    assert torch.equal(after[[4, 1], used:], before[[4, 1], used:])  # a page's padding
     others = [0, 2, 3, 5]
     assert torch.equal(after[others], before[others])
 
 
 @pytest.mark.parametrize(("first", "stride"), [(64, 320), (256, 512), (36, 324)])
 def test_states_in_packed_blocks_come_back_and_no_other_byte_changes(first, stride, device):
-    """first, stride: bytes; the null block has other rows and is read as zeros."""
-    used = 60 * 2 + 32 * 4  # of 2 states
+    """first, stride: in bytes; the null block has other rows and is read as zeros."""
+    used = 60 * 2 + 32 * 4  # bytes of 2 states
     before = torch.randint(1, 100, (6, stride), dtype=torch.int8)
     memory = before.flatten().to(device)
     pages = PackedStatePages(memory, first, stride, ((3, 20), (2, 4, 4)), DTYPES)

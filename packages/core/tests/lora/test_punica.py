@@ -1,4 +1,4 @@
-"""LoRA deltas of a step: each row's own, and exact zeros without an adapter."""
+"""A step's LoRA deltas: each row's own, and exact zeros without an adapter."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ from vllm_davinci.vnpu import _C
 from vllm_davinci_testing.layers.launch_counter import LaunchCounter
 
 SLOTS, RANK, IN, OUTS = 3, 8, 32, (16, 24)
-IDS = (7, 0, 9, 7, 0, 8)  # adapter of each row; 0: none
+IDS = (7, 0, 9, 7, 0, 8)  # each row's adapter; 0: none
 SLOT_OF = [8, 7, 9]
 
 

@@ -1,4 +1,4 @@
-"""Encoders' copies and reads: the values as without the mode, and no wait."""
+"""Encoders' copies and reads give the same values with and without the mode, and never wait."""
 
 from collections.abc import Callable
 from typing import Any

@@ -123,6 +123,7 @@ def test_an_engine_that_a_signal_ends_leaves_no_semaphore(name: str, leaks: bool
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     done = run_to_end([sys.executable, str(program), engine_exit.__file__, name, "killed"])
-    assert done.returncode == 256 - signal.SIGTERM, done.stderr  # of a child ended by a signal
+    # Status of a child ended by a signal.
+    assert done.returncode == 256 - signal.SIGTERM, done.stderr
     assert "2/2" in done.stderr
     assert ("leaked semaphore" in done.stderr) is leaks

@@ -1,4 +1,4 @@
-"""A stopped rank is reported when a call's wait reaches its limit, and not earlier."""
+"""A stopped rank is reported when a call has waited for its time limit, and not earlier."""
 
 import os
 from pathlib import Path

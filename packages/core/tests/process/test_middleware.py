@@ -1,4 +1,4 @@
-"""A server's middleware: messages at the start and in answers, and the end of requests."""
+"""A server's middleware: messages at start-up and in answers, and how requests end."""
 
 import argparse
 import asyncio
@@ -108,7 +108,7 @@ def test_the_log_says_whether_a_key_is_needed(tokens, said, monkeypatch):
     lines: list[str] = []
     monkeypatch.setattr(middleware.logger, "info", lines.append)
     inner = [Middleware(AuthenticationMiddleware, tokens=tokens)] if tokens else []
-    # In vLLM's order: a middleware added later is outside.
+    # In vLLM's order: middleware that is added later is outside.
     app = Starlette(middleware=[Middleware(AccessNotice), Middleware(CauseInErrors), *inner])
     assert TestClient(app).get("/v1/models").status_code == (401 if tokens else 404)
     (line,) = lines
@@ -117,7 +117,7 @@ def test_the_log_says_whether_a_key_is_needed(tokens, said, monkeypatch):
 
 @pytest.fixture
 def _own_handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Restores signal handlers after the test, whose process continues."""
+    """Restores signal handlers after the test, because the process continues."""
     monkeypatch.setattr(shutdown, "_after", lambda seconds, work: None)
     monkeypatch.setattr(shutdown, "Remains", lambda roots: None)
     numbers = (signal.SIGINT, signal.SIGTERM)
@@ -130,9 +130,9 @@ def _own_handlers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def ended(
     path: str, *sent: dict[str, Any], drains_s: int = 0, finishes_after_s: float | None = None
 ) -> list[dict[str, Any]]:
-    """A client's view of a request that has sent these messages when SIGTERM arrives.
+    """Returns what a client gets from a request that has sent these messages when SIGTERM arrives.
 
-    finishes_after_s: the request sends its last message by itself
+    finishes_after_s: when the request itself sends its last message
     """
     got: list[Any] = []
 

@@ -21,7 +21,7 @@ class Setting(BaseModel):
 
 
 def raised(error: BaseException, by: str) -> BaseException:
-    """The error, with a traceback through a function of this name."""
+    """Returns the error with a traceback through a function of this name."""
     names = {"error": error}
     exec(f"def {by}():\n    raise error", names)
     try:

@@ -43,7 +43,7 @@ def says(words):
 
 says("Launching 1 data parallel engine(s) in headless mode, with head node address tcp://h:1.")
 """
-# Both clocks: Ray, if it is installed, records times of `time_ns`.
+# Moves both clocks, because Ray, if installed, records times of `time_ns`.
 LATER = """
 import time
 at, at_ns = time.time, time.time_ns
@@ -70,20 +70,20 @@ STATUSES = {
     "configured_again_after": (f"{SERVER}\n{DIES_ACCORDING_TO_CLIENT}\n{CONFIGURED_AGAIN}", 1),
     "headless_dies": (f"{HEADLESS}\nsays('Shutting down.')", 1),
     "headless_is_told": (f"{HEADLESS}\nsays('Waiting up to 5 seconds')\nsays('Shutting down.')", 0),
-    # A program that uses an engine decides what follows its death.
+    # A program that uses an engine decides what follows the engine's death.
     "not_a_server": (f"{DIES_ACCORDING_TO_WAITER}", 0),
 }
 REPORTS = {
     "death_not_told": (DIES_ACCORDING_TO_WAITER, True),
     "death_told": (f"{IS_TOLD}\n{DIES_ACCORDING_TO_WAITER}", False),
 }
-# Output before and after the handler is present.
+# What runs before the handler is installed, and after.
 PROGRAMS = {
     **{name: (QUIET, program) for name, (program, _) in STATUSES.items()},
     **{name: ("", program) for name, (program, _) in REPORTS.items()},
 }
 
-# One interpreter imports vLLM; each program runs in a fork that ends as an interpreter does.
+# One interpreter imports vLLM; each program runs in a fork that ends like an interpreter.
 RUN_EACH = """
 import gc, json, logging, os, sys, tempfile
 import vllm.entrypoints.launchers.launcher
@@ -118,7 +118,7 @@ if ended is not None:
 
 @pytest.fixture(scope="module")
 def ended() -> dict[str, tuple[int, str]]:
-    """Status and output of each of PROGRAMS."""
+    """Returns status and output of each of PROGRAMS."""
     done = subprocess.run(
         [sys.executable, "-c", RUN_EACH, json.dumps(PROGRAMS)],
         capture_output=True,
@@ -157,7 +157,7 @@ def _python_handles_interrupts() -> Iterator[None]:
 
 
 def test_an_interrupt_is_still_an_interrupt(monkeypatch: pytest.MonkeyPatch):
-    # As in a user's process; this one may be a fork that runs a part of the tests.
+    # Acts as a user's process, because this one may be a fork that runs some of the tests.
     monkeypatch.setattr(multiprocessing, "parent_process", lambda: None)
     shutdown.take_over_signals(0)
     shutdown.take_over_signals(0)
@@ -192,7 +192,7 @@ LIMIT_S = 30.0
 
 
 class Resources:
-    """Resources of a client whose engine died; they report this once the test allows it."""
+    """A client whose engine died, which is reported once the test allows it."""
 
     def __init__(self) -> None:
         self.asked, self.may_tell = threading.Event(), threading.Event()
@@ -209,8 +209,8 @@ class Passing:
 
 
 def test_the_reporting_thread_references_only_the_clients():
-    # The interpreter ends while a thread still runs and holds its frames: libraries that list
-    # unfreed objects would list everything.
+    # The interpreter ends while a thread still runs and holds its frames; libraries that list
+    # unfreed objects would list everything that these reference.
     client = SyncMPClient.__new__(SyncMPClient)
     resources = Resources()
     client.resources, client.outputs_queue, client.utility_results = resources, queue.Queue(), {}

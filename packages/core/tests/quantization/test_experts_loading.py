@@ -34,7 +34,7 @@ def loader_of(group: str, name: str) -> ExpertTensorLoader:
 def load_into_one_place(
     param: Tensor, loaded: Tensor, name: str, shard: str, expert: int, return_success: bool
 ) -> bool:
-    """Loads as vLLM does: skips experts of other ranks, and requires fitting shapes."""
+    """Loads like vLLM: skips experts of other ranks, and requires fitting shapes."""
     if expert >= 2:
         return False
     param[expert].copy_(loaded)

@@ -22,7 +22,9 @@ DTYPES = pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=s
 
 
 class Weights:
-    """All experts of a layer in a checkpoint's layout: [experts, out, in] and a scale per out."""
+    """All experts of a layer in a checkpoint's layout: [experts, out, in], and a scale per
+    output.
+    """
 
     def __init__(self, dtype: torch.dtype) -> None:
         g = torch.Generator().manual_seed(0)
@@ -51,7 +53,7 @@ class Weights:
         )
 
     def expert(self, number: int, integers: Tensor, scale: Tensor) -> Tensor:
-        """Returns one expert's output for quantized rows."""
+        """Computes one expert's output for quantized rows."""
         sums = (integers.long() @ self.gate_up[number].long().t()).float()
         values = sums * self.gate_up_scale[number].float() * scale[:, None]
         gate, up = values.chunk(2, -1)
@@ -70,7 +72,7 @@ def tokens(dtype: torch.dtype, count: int = 17) -> tuple[Tensor, Tensor, Tensor]
 
 
 def routed(experts: Experts, x: Tensor, topk_weights: Tensor, topk_ids: Tensor) -> Tensor:
-    """Runs the stage as a layer without communication does."""
+    """Runs the stage like a layer without communication."""
     dispatcher = LocalDispatcher()
     tokens = dispatcher.dispatch(SelectedTokens(x, topk_weights, topk_ids), experts)
     results = experts(tokens.rows, tokens.tokens_per_expert, tokens.scales)
@@ -100,7 +102,7 @@ def test_rows_that_are_sorted_already_equal_the_definition(dtype: torch.dtype):
     weights = Weights(dtype)
     counts = torch.tensor([3, 0, 5, 1, 2, 4])
     rows = torch.randn(20, HIDDEN, generator=torch.Generator().manual_seed(2)).to(dtype)
-    rows[15:] = float("nan")  # beyond the last expert's rows
+    rows[15:] = float("nan")  # rows after the last expert's
     actual = weights.on_device()(rows.npu(), counts.npu()).cpu()
     start = 0
     for number, count in enumerate(counts.tolist()):

@@ -26,7 +26,7 @@ WEIGHT = "model.layers.0.mlp.down_proj.weight"
 
 @dataclass(frozen=True)
 class Transposed(Format):
-    """int8 weights [in, out] with a scale per output, named by config.json."""
+    """int8 weights [in, out] with a scale per output, selected by config.json."""
 
     name = "transposed"
     quantizations = frozenset({"ascend"})

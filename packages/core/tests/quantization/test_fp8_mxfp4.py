@@ -1,4 +1,4 @@
-"""MXFP4 weights, as floats and as integers."""
+"""MXFP4 weights as floats, and as integers."""
 
 import pytest
 import torch
@@ -13,7 +13,7 @@ NAME = "layers.0.ffn.experts.0.w1"
 
 
 def drawn() -> tuple[torch.Tensor, torch.Tensor]:
-    """Random packed numbers and scales, whose exponents fit bf16."""
+    """Draws packed numbers, and scales whose exponents fit bf16."""
     generator = torch.Generator().manual_seed(0)
     packed = torch.randint(0, 256, (OUT, IN // 2), generator=generator, dtype=torch.uint8)
     exponents = torch.randint(8, 240, (OUT, IN // 32), generator=generator, dtype=torch.uint8)

@@ -40,7 +40,7 @@ pytestmark = pytest.mark.usefixtures("registered")
 def loaded(
     kind: str, dtype: torch.dtype, layer: type[LinearBase] = ReplicatedLinear
 ) -> tuple[LinearBase, Exported]:
-    """Makes a layer that is ready to run, and returns it with its exported tensors."""
+    """Makes a layer that is ready to run; returns it with its exported tensors."""
     made, export = single(kind, dtype, layer), Exported.make(kind, OUT, IN, dtype)
     fill(made, export)
     return prepare(made), export

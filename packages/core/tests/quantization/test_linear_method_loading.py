@@ -1,4 +1,4 @@
-"""Missing, misshapen or refused tensors of quantized layers are named at load."""
+"""Missing, misshapen or refused tensors of quantized layers are named when loading."""
 
 import pytest
 import torch

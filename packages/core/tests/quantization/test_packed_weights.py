@@ -1,4 +1,4 @@
-"""Packed integers of AWQ, GPTQ and compressed-tensors are converted to the layers' integers."""
+"""Packed integers of AWQ, GPTQ and compressed-tensors become the layers' integers."""
 
 from collections.abc import Mapping
 from typing import Any

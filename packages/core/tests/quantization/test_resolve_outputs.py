@@ -1,4 +1,4 @@
-"""Layers that return integer activations are chosen once, after loading."""
+"""After loading, it is decided once which layers return integer activations."""
 
 from collections.abc import Callable
 

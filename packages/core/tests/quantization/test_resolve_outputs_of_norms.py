@@ -1,4 +1,4 @@
-"""Norms return integers to quantized layers, or floats if any other layer reads them."""
+"""Norms return integers if only quantized layers read them, otherwise floats."""
 
 from typing import Any
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("registered")
 
 
 class DynamicNorm:
-    """A provider whose only operator is the quantizing norm, composed of torch_npu's operators."""
+    """A provider with only the quantizing norm, composed of torch_npu's operators."""
 
     calls = 0
 
@@ -126,7 +126,7 @@ def test_a_norm_that_anything_else_reads_returns_floats(kind, norm, dynamic_norm
     resolve(run, norm, layer)
     normalized, _ = norm(*x)
     assert type(normalized) is torch.Tensor and torch.equal(normalized, values)
-    resolve(lambda: norm(*x), norm)  # nothing reads it
+    resolve(lambda: norm(*x), norm)  # no layer reads it
     assert type(norm(*x)[0]) is torch.Tensor
     assert dynamic_norm.calls == static_norm.calls == 0
 

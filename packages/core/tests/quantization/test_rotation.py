@@ -1,4 +1,4 @@
-"""Exports with rotated hidden states: their marks, and the drafters that cannot read them."""
+"""Exports with rotated hidden states: how they are marked, and drafters that cannot read them."""
 
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +14,7 @@ from vllm_davinci.core.quantization.rotation import (
     refuse_heads_of_rotated_models,
 )
 
-# ModelSlim's format, for GLM-5 and for other rotated models.
+# ModelSlim's formats for GLM-5, and for other rotated models.
 WITH_MATRIX = {"is_rot_used": True}
 ROTATED = {"optional": {"quarot": {"rotation_map": {"global_rotation": "quarot.safetensors"}}}}
 TENSORS = {"model.layers.0.mlp.up_proj.weight": "W8A8"}

@@ -1,4 +1,4 @@
-"""Schemes by name: unknown and incomplete ones are errors, never another scheme."""
+"""Schemes by name: an unknown or incomplete scheme is an error."""
 
 from collections.abc import Iterator
 
@@ -24,7 +24,7 @@ from vllm_davinci.core.quantization.scheme import (
 )
 from vllm_davinci.core.quantization.tensors import INT8_WEIGHT
 
-# Other tests of the process register schemes.
+# Other tests in this process register schemes.
 OURS = sorted(name for name in SCHEMES if SCHEMES[name].__module__.startswith("vllm_davinci.core."))
 
 
@@ -52,7 +52,7 @@ def test_a_scheme_without_a_method_is_an_error_and_no_other_scheme():
     register()
     with pytest.raises(UnsupportedFeatureError, match=r"^p is W8A8_NEW.*linear_method") as error:
         build("p", Unfinished.name)
-    assert "W8A8_DYNAMIC" in str(error.value)  # the alternative to export
+    assert "W8A8_DYNAMIC" in str(error.value)  # suggested instead of an export
     with pytest.raises(UnsupportedFeatureError, match="experts_method"):
         Unfinished().experts(None, "experts", LayerSettings())  # type: ignore[arg-type]
     with pytest.raises(UnsupportedFeatureError, match=r"\(floats\)"):

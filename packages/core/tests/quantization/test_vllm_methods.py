@@ -1,4 +1,4 @@
-"""An engine's quantization, from the option and the checkpoint."""
+"""An engine's quantization follows from the option and the checkpoint."""
 
 import json
 import re
@@ -33,7 +33,7 @@ def registered(vllm_config: VllmConfig) -> None:
 
 
 def engine(model: Path, quantization: str | None = None) -> Any:
-    """Makes the parts of an engine's configuration that the choice reads and writes."""
+    """Makes the parts of an engine's configuration that this choice reads and writes."""
     model_config = SimpleNamespace(
         model=str(model),
         revision=None,
@@ -175,7 +175,7 @@ def test_static_activations_of_compressed_tensors_equal_the_integer_definition(
         tensors["bias"] = bias
     load(layer, **tensors)
     layer.quant_method.process_weights_after_loading(layer)
-    x = torch.randn(5, 64, generator=g).to(dtype) * 3  # some values leave the range
+    x = torch.randn(5, 64, generator=g).to(dtype) * 3  # some values exceed the range
     offset = zero_point or 0
     integers = static_quant(x, torch.tensor(0.03), torch.tensor(offset))
     sums = integers.long() @ weight.long().t() - offset * weight.long().sum(1)
@@ -201,11 +201,11 @@ def test_asymmetric_activations_of_compressed_tensors_are_as_close_as_their_step
     if has_bias:
         layer.bias.data.copy_(bias)
     layer.quant_method.process_weights_after_loading(layer)
-    # All values have one sign: symmetric rounding would have twice the step.
+    # All values have one sign, so that symmetric rounding would need twice the step.
     x = torch.rand(6, 64, generator=g).half() + 1
     step = (x.amax(1) - x.amin(1).clamp_max(0)).float() / 255
     exact = x.double() @ (weight.double() * scale.double()).t() + (bias if has_bias else 0)
-    # Every input has an error of at most half a step; errors in the sum have both signs.
+    # Each input's error is at most half a step; in the sum, errors have both signs.
     allowed = 0.5 * step[:, None] * (weight.float() * scale).norm(dim=1) + exact.abs() * 2**-10
     error = (layer(x.npu()).cpu().double() - exact).abs()
     assert (error < allowed).float().mean() > 0.9

@@ -55,7 +55,7 @@ class Exported:
         half = 8 if kind == "W4A16" else 128
         groups = columns // group_size if group_size else 1
         self.integers = torch.randint(-half, half, (out, columns), generator=g, dtype=torch.int8)
-        # Powers of two: products are not rounded, and sums do not depend on the order.
+        # Powers of two, so that products are not rounded and sums do not depend on the order.
         self.scale = 2.0 ** torch.randint(-8, -5, (out, groups), generator=g)
         zeros = torch.randint(-half, half, (out, groups), generator=g).float()
         self.offset = torch.zeros_like(zeros) if is_symmetric else zeros
@@ -67,7 +67,7 @@ class Exported:
         }
 
     def floats(self, dtype: torch.dtype) -> Tensor:
-        """[out, in], rounded as the product rounds them."""
+        """Returns [out, in], rounded like the product."""
         wide = self.integers.float().unflatten(1, (self.scale.shape[1], -1))
         values = (wide - self.offset.unsqueeze(2)) * self.scale.to(dtype).float().unsqueeze(2)
         return values.flatten(1).to(dtype)

@@ -1,4 +1,4 @@
-"""Steps for the states of the V2 runner."""
+"""Makes steps for the V2 runner's states."""
 
 from collections.abc import Callable
 from types import SimpleNamespace

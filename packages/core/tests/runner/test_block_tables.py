@@ -1,4 +1,4 @@
-"""Blocks and slots of a step, compared with a definition that works token by token."""
+"""A step's blocks and slots equal a definition that works token by token."""
 
 import random
 

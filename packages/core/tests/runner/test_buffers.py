@@ -50,7 +50,7 @@ def test_a_table_is_copied_where_it_has_changed_and_stays_where_it_is():
     address = table.gpu.data_ptr()
     table.np[3] = 5
     assert table.copy_to_uva().tolist() == [0, 0, 0, 5, 0, 0, 0, 0]
-    table.gpu.zero_()  # no code does this: it shows that the next call copies nothing
+    table.gpu.zero_()  # only this test does this, to show that the next call copies nothing
     assert table.copy_to_uva(4).tolist() == [0, 0, 0, 0]
     table.np[0] = 1
     assert table.copy_to_uva(4).tolist() == [1, 0, 0, 5]

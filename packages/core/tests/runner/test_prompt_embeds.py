@@ -1,4 +1,4 @@
-"""Embeddings that replace token ids as the input of a step's model."""
+"""Embeddings that replace token ids as a step's model input."""
 
 from collections.abc import Callable
 from types import SimpleNamespace
@@ -23,7 +23,7 @@ def test_embeddings_are_written_where_a_prompt_came_with_them(step_of: Callable[
         new: Any = SimpleNamespace(req_id=name, prompt_embeds=embeds, prompt_is_token_ids=mask)
         state.add_request(slot, new)
     state.add_request(3, SimpleNamespace(req_id="r3", prompt_embeds=None, prompt_is_token_ids=None))
-    # A prompt's last chunk and one token after it, a chunk with token ids, a chunk without.
+    # A prompt's last chunk and one token after it; a chunk with token ids; a chunk without.
     step = step_of([0, 2, 3], [6, 3, 0], [5, 4, 2], [10, 10, 10])
     rows = torch.randn(ROWS, SIZE, generator=generator)
     written = rows.to(DEVICE)

@@ -23,7 +23,7 @@ def test_positions_equal_the_prompts_and_then_increase_by_one(step_of: Callable[
             get_mrope_input_positions=lambda ids, features, s=slot, d=delta: (prompts[s], d)
         )
         state.init_prefill_positions(slot, model, list(range(20)), [])
-    # A decode, a prompt's last part, a first part, and a prompt that begins again.
+    # A decode, a prompt's last part, a first part, and a prompt that starts again.
     slots, computed, lengths = [3, 0, 4, 1], [25, 12, 0, 5], [1, 8, 6, 3]
     state.step = step_of(slots, computed, lengths, [20] * 4)
     state.prepare_positions(*[torch.zeros(0)] * 4)  # as on the device

@@ -1,4 +1,4 @@
-"""Numbers of computed tokens: the device knows them before the host if drafts are rejected."""
+"""Numbers of computed tokens: if drafts are rejected, the device knows them before the host."""
 
 from types import SimpleNamespace
 from typing import Any

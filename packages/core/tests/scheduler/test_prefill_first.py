@@ -1,6 +1,6 @@
 """The prefill-first scheduler on vLLM's own requests, queues and KV cache manager.
 
-A cache block holds 128 tokens; prompts below are given as their number of tokens.
+A cache block holds 128 tokens; prompts are given by their number of tokens.
 """
 
 import random
@@ -65,11 +65,11 @@ def test_no_more_requests_run_than_there_are_slots(serve: Callable[..., Served])
 
 
 def test_below_the_watermark_a_prompt_is_passed_over(serve: Callable[..., Served]):
-    # 20 blocks, one of them never assigned, 4 reserved: 19 are free.
+    # 20 blocks: one is never assigned and 4 are reserved, so 19 are free.
     served = serve(21, section={"watermark": 0.2}, max_num_batched_tokens=2048)
     served.add("a", 10 * BLOCK)
     assert served.step() == {"a": 10 * BLOCK}
-    served.add("b", 8 * BLOCK)  # 10 are free: 2 would be left
+    served.add("b", 8 * BLOCK)  # 10 blocks are free: 2 would be left
     served.add("c", 5 * BLOCK)  # 5 are left
     assert served.step() == {"c": 5 * BLOCK}
     assert served.waiting() == ["b"]
@@ -96,12 +96,12 @@ def test_a_decode_without_a_block_preempts_the_last_request(serve: Callable[...,
     served.add("a", 3 * BLOCK, max_tokens=BLOCK)
     served.add("b", 3 * BLOCK, max_tokens=4)
     assert served.step() == {"a": 3 * BLOCK, "b": 3 * BLOCK}
-    assert served.step() == {"a": 1}  # which takes b's former block
+    assert served.step() == {"a": 1}  # takes a block that b had
     assert served.waiting() == ["b"]
     served.run()
     assert served.tokens == {"a": BLOCK, "b": 4}
     again = [step["b"] for step in served.steps[1:] if step.get("b", 0) > 1]
-    assert again == [3 * BLOCK + 1]  # prompt and output, whole
+    assert again == [3 * BLOCK + 1]  # recomputes prompt and output as a whole
 
 
 def test_a_preempted_request_longer_than_a_step_resumes_in_chunks(serve):
@@ -197,7 +197,7 @@ def test_a_streaming_session_keeps_its_blocks_and_continues_in_a_pause(serve):
     served.scheduler.set_pause_state(PauseState.PAUSED_NEW)
     served.add("b", 50)
     assert served.step() == {}
-    served.add("a", 30, max_tokens=2, resumable=True)  # after 100 tokens and an answer of two
+    served.add("a", 30, max_tokens=2, resumable=True)  # follows 100 tokens and an answer of two
     assert next(each for each in [served.step(), served.step()] if each).keys() == {"a"}
     served.scheduler.set_pause_state(PauseState.PAUSED_ALL)
     served.add("a", 30, max_tokens=2, resumable=True)
@@ -236,8 +236,8 @@ def test_any_load_is_served(seed: int, serve: Callable[..., Served]):
     for step in served.steps:
         assert sum(step.values()) <= 1024
         assert len(step) <= 6
-        # A prompt of one token looks like a decode, and so does one whose last token alone is not
-        # cached.
+        # A prompt of one token looks like a decode, and so does a prompt with all but its last
+        # token cached.
         assert len({count > 1 for name, count in step.items() if name in computed}) <= 1 or (
             min(step.values()) == 1
         )

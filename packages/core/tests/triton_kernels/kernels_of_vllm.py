@@ -1,6 +1,6 @@
 """Runs vLLM's Triton kernels on a virtual NPU, and writes their arguments and results.
 
-`vnpu run --triton -- python kernels_of_vllm.py FILE`: every kernel of the V2 runner that has a
+`vnpu run --triton -- python kernels_of_vllm.py FILE` runs every kernel of the V2 runner that has a
 stand-in, on random inputs. FILE gets a list of cases per kernel.
 """
 
@@ -31,7 +31,7 @@ class Launch(NamedTuple):
 
 
 class Draw:
-    """Random values of a step of some requests."""
+    """Random values of a step with some requests."""
 
     def __init__(self, seed: int) -> None:
         self.generator = torch.Generator().manual_seed(seed)
@@ -121,7 +121,7 @@ def get_num_sampled_and_rejected(draw: Draw) -> Iterator[Launch]:
     yield Launch((draw.num_reqs,), given, {})
 
 
-UNDEFINED = 10**9  # in columns of drafts without a sampled token
+UNDEFINED = 10**9  # in draft columns without a sampled token
 
 
 def post_update(draw: Draw) -> Iterator[Launch]:
@@ -238,7 +238,7 @@ def penalties(draw: Draw) -> Iterator[Launch]:
 
 
 def bad_words(draw: Draw) -> Iterator[Launch]:
-    few = 3  # few kinds of tokens, so that many words match
+    few = 3  # few distinct tokens, so that many words match
     words, most = draw.ints(0, few, SLOTS, 24), 5
     lengths = draw.ints(1, 4, SLOTS, most)
     offsets = torch.zeros(SLOTS, most + 1, dtype=torch.int32)
@@ -258,7 +258,7 @@ def bias(draw: Draw) -> Iterator[Launch]:
     allowed, biased, stops = tokens(8), tokens(8), tokens(4)
     num_allowed = draw.ints(0, 9, SLOTS)
     num_allowed[::2] = 0
-    stops[1::2, :3] = allowed[1::2, :3]  # if these are all allowed tokens, none is left
+    stops[1::2, :3] = allowed[1::2, :3]  # if all of these are allowed tokens, none is left
     num_allowed[1::4] = 3
     for checks in (False, True):
         given = (draw.logits(), VOCABULARY, VOCABULARY, draw.slot_of_row)
@@ -354,7 +354,7 @@ def blocks_of_drafts(draw: Draw) -> Iterator[Launch]:
         given += (draw.longs(0, 99, ROWS), draw.longs(0, 99, ROWS))
         given += tuple(draw.longs(0, 99, places) for _ in range(3))
         given += (draw.floats(SLOTS), draw.longs(0, 99, SLOTS))
-        # Up to the longest request, behind which there are no blocks.
+        # Up to the longest request; there are no blocks after it.
         given += (draw.longs(0, 24, num_rows), draw.starts, draw.slots)
         given += (draw.longs(0, 99, SLOTS, 1), draw.ints(0, 99, 2, SLOTS), sampled, rejected)
         given += (draw.floats(SLOTS), draw.longs(0, 99, SLOTS), draw.ints(0, 4, SLOTS, 6), 6)
@@ -428,7 +428,9 @@ def local_logits_stats(draw: Draw) -> Iterator[Launch]:
 
 
 def rejection(draw: Draw) -> Iterator[Launch]:
-    """Yields launches of greedy requests: the stand-in draws other noise than vLLM's kernel."""
+    """Yields launches of greedy requests, because the stand-in draws other noise than vLLM's
+    kernel.
+    """
     logits = draw.logits()
     padded = torch.nn.functional.pad(logits, (0, BLOCKS * BLOCK - VOCABULARY), value=-torch.inf)
     maxima, places = padded.view(-1, BLOCKS, BLOCK).max(dim=2)

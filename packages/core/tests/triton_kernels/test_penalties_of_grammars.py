@@ -1,4 +1,4 @@
-"""Tokens that a grammar allows, compared with a definition that works token by token."""
+"""Tokens that a grammar allows equal a definition that works token by token."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def test_a_grammar_excludes_tokens_that_it_does_not_accept(rows: list[int]):
     generator = torch.Generator().manual_seed(len(rows))
     starts = torch.zeros(len(rows) + 1, dtype=torch.int32)
     starts[1:] = torch.tensor(rows).cumsum(0)
-    # For every other request: a mask for each row, and one for an abandoned row.
+    # Every other request has a mask for each row, and one for an abandoned row.
     places = [
         (request, place) for request in range(0, len(rows), 2) for place in range(rows[request] + 1)
     ]

@@ -1,4 +1,4 @@
-"""Each stand-in, compared with vLLM's kernel on a virtual NPU on the same values."""
+"""Each stand-in gives the results of vLLM's kernel on a virtual NPU with the same values."""
 
 import ast
 import importlib.util
@@ -16,7 +16,7 @@ from vllm_davinci_testing.processes.programs import run_to_end
 
 PROGRAM = Path(__file__).with_name("kernels_of_vllm.py")
 LIMIT_S = 600
-# Results of sums and logarithms, whose order and library differ.
+# Results of sums and logarithms, which differ in order and library.
 TOLERANT = {"_topk_log_softmax_kernel": 2e-6, "_compute_local_logits_stats_kernel": 2e-6}
 
 
@@ -38,15 +38,13 @@ def on_npu(arguments: tuple[Any, ...]) -> list[Any]:
 
 
 def drawn_tokens(arguments: list[Any]) -> list[torch.Tensor]:
-    """Returns vLLM's sampled token: the kernel returns a candidate per block."""
+    """Returns vLLM's sampled token, because the kernel returns a candidate per block."""
     blocks, maxima = arguments[0].cpu(), arguments[2].cpu()
     return [blocks.gather(1, maxima.argmax(dim=1, keepdim=True))]
 
 
 def resampled_tokens(arguments: list[Any]) -> list[torch.Tensor]:
-    """Returns the token of each request that samples; greedy requests take the target's token
-    instead.
-    """
+    """Returns tokens of requests that sample; greedy requests take the target's token instead."""
     kept, ends, slots = (each.cpu() for each in arguments[11:14])
     row = (ends[:-1] + kept).to(torch.int64)
     draws = (arguments[15].cpu()[slots[row]] != 0) | (row == ends[1:] - 1)
@@ -62,7 +60,7 @@ def kept_tokens(arguments: list[Any]) -> list[torch.Tensor]:
 
 
 def combined(arguments: list[Any]) -> list[torch.Tensor]:
-    """Combines the blocks' results, for rows that verify a draft."""
+    """Combines the blocks' results for rows that verify a draft."""
     blocks = [arguments[2 * number].cpu() for number in range(5)]
     slots, places, temperatures = (arguments[number].cpu() for number in (15, 16, 17))
     decides = places.roll(-1) != 0
@@ -82,7 +80,7 @@ def best_score(arguments: list[Any]) -> list[torch.Tensor]:
 
 
 def used_rows(arguments: list[Any]) -> list[torch.Tensor]:
-    """Returns the rows of requests: the stand-in also shifts the rows after them."""
+    """Returns the rows of requests, because the stand-in also shifts the rows after them."""
     return [arguments[0].cpu()[: int(arguments[2][-1])]]
 
 
@@ -91,7 +89,7 @@ def used_tables(arguments: list[Any]) -> list[torch.Tensor]:
     return [each.cpu()[:-1] for each in (arguments[5], arguments[10])]
 
 
-# Kernels that return more than vLLM reads: the part that vLLM reads.
+# Kernels that return more than vLLM reads -> the part that vLLM reads.
 TAKEN = {
     "_shift_input_ids_kernel": used_rows,
     "_cache_inputs_kernel": used_tables,
@@ -126,12 +124,12 @@ def test_a_stand_in_writes_what_the_kernel_writes(name: str, cases: dict[str, li
                 )
 
 
-# The kernel of qwen3_vl is defined only if Triton is usable.
+# qwen3_vl's kernel is defined only if Triton is usable.
 @pytest.mark.parametrize("name", [*STAND_INS, *(each for each in OF_MODELS if "qwen" not in each)])
 def test_a_stand_in_has_the_kernels_parameters(name: str):
-    """Kernels are launched with positional arguments: detects a release that moves one."""
+    """Kernels are launched with positional arguments, so this detects a release that moves one."""
     module, attribute = name.rsplit(".", 1)
-    # Not imported: stand-ins may be in place.
+    # Read the source instead of importing it, because stand-ins may be installed.
     source = Path(str(importlib.util.find_spec(module).origin)).read_text(encoding="utf-8")
     (kernel,) = (
         each.args
@@ -141,7 +139,7 @@ def test_a_stand_in_has_the_kernels_parameters(name: str):
     names = [each.arg for each in (*kernel.posonlyargs, *kernel.args, *kernel.kwonlyargs)]
     theirs = [each.removesuffix("_ptr") for each in names]
     ours = list(inspect.signature({**STAND_INS, **OF_MODELS}[name]).parameters)
-    assert ours[-1] == "_"  # launch options without meaning here
+    assert ours[-1] == "_"  # launch options that have no meaning here
     positional = [each for each in theirs if not each.isupper()]
     assert [each for each in ours[:-1] if not each.isupper()] == positional
     assert set(ours[:-1]) <= set(theirs)

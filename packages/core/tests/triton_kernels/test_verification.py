@@ -25,7 +25,7 @@ def verified(
     temperature: float,
     rates: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Verifies the same step for many requests with different seeds, launched as vLLM does.
+    """Verifies the same step for many requests with different seeds, launched like vLLM.
 
     target: [DRAFTS + 1, VOCABULARY]; drafter: [DRAFTS, VOCABULARY]; drafts: [REQUESTS, DRAFTS]
     """
@@ -90,7 +90,7 @@ def test_tokens_have_the_targets_distribution(knows_drafter: bool, temperature: 
     drafts = torch.stack(
         [torch.multinomial(each, REQUESTS, True, generator=generator) for each in proposed], dim=1
     )
-    if not knows_drafter:  # without its logits vLLM treats a draft as certain
+    if not knows_drafter:  # without the drafter's logits, vLLM treats a draft as certain
         drafts[:] = target[:DRAFTS].argmax(dim=1)
     sampled, count = verified(target, drafter if knows_drafter else None, drafts, temperature)
     wanted = (target / temperature).softmax(dim=1)
@@ -131,7 +131,7 @@ def test_drafts_follow_the_ngrams_match_then_repeat_the_newest_token():
     tokens = torch.tensor([[5, 6, 7, 8, 5, 6, 0, 0], [1, 2, 3, 4, 0, 0, 0, 0]], dtype=torch.int32)
     longest = tokens.shape[1]
     scores = torch.zeros(3, 4, dtype=torch.int64)
-    scores[0, 2] = 2 * (longest + 1) + 0 + 1  # two tokens, at place 0
+    scores[0, 2] = 2 * (longest + 1) + 0 + 1  # two tokens, at position 0
     drafts = torch.zeros(3, 5, dtype=torch.int64).npu()
     ngram_finalize(
         tokens.npu(),

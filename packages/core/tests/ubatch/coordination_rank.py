@@ -1,6 +1,6 @@
 """One DP rank of test_coordination.py: `coordination_rank.py CASES` with torchrun's variables.
 
-CASES: JSON: for each case and rank, [ubatch_sizes, prefills]. Prints the answers as JSON.
+CASES is JSON with [ubatch_sizes, prefills] for each case and rank. Prints the answers as JSON.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""The warning if no draft is ever accepted."""
+"""A warning appears if no draft is ever accepted."""
 
 import logging
 from types import SimpleNamespace

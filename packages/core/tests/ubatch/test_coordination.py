@@ -7,7 +7,8 @@ from vllm_davinci_testing.processes.ranks import check_ranks
 
 RANK_PROGRAM = Path(__file__).with_name("coordination_rank.py")
 
-# Per DP rank: sizes of the ubatches, whether it prefills. Then: parts, whether any prefills.
+# Per DP rank: ubatch sizes, and True if it prefills. Then the expected sizes, and True if any rank
+# prefills.
 CASES = [
     ([[[150, 150], True], [[200, 312], True]], [[[150, 200], [150, 312]], True]),
     ([[[150, 150], True], [[], False]], [None, True]),

@@ -1,4 +1,4 @@
-"""Reasons why a step was split or not: counted, published, and logged."""
+"""Reasons why a step was split or not are counted, published, and logged."""
 
 import numpy as np
 import pytest
@@ -74,7 +74,7 @@ def test_a_first_ubatch_may_be_larger():
 def test_a_cut_that_breaks_a_prefix_is_not_made():
     chosen = made()
     step = chosen.facts([128, 128])
-    # The first request has read block 1, which the second fills, or its own block.
+    # The first request reads block 1, which the second request fills, or its own block.
     for block, reason in ((1, "prefix_dependency"), (3, "split")):
         table = np.array([[block, 2], [1, 1]])
         prefixes = CachedPrefixes([BlockIds(table, 128)], np.array([128, 0]))

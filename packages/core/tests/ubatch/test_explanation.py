@@ -1,4 +1,4 @@
-"""Decisions for hypothetical steps, with their reasons."""
+"""Decisions for hypothetical steps, with reasons."""
 
 import json
 import re

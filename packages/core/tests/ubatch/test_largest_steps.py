@@ -1,4 +1,4 @@
-"""The largest steps of an engine are within its limits and cut as its policy cuts them."""
+"""An engine's largest steps are within its limits, and cut by its policy."""
 
 import itertools
 from types import SimpleNamespace
@@ -14,7 +14,7 @@ from vllm_davinci.core.ubatch.splitter import StepSplitter
 
 
 def splitter(ranks: int = 2, query_len: int = 1, **options: Any) -> StepSplitter:
-    """A splitter that decides as an engine with these options; it has no device."""
+    """A splitter that decides like an engine with these options; it has no device."""
     made = StepSplitter.__new__(StepSplitter)
     made._options = DualBatchConfig(enabled=True, **options)
     made._parallel = SimpleNamespace(tensor_parallel_size=ranks, data_parallel_size=1)
@@ -35,7 +35,7 @@ def steps(tokens: int, requests: int, length: int, of: StepSplitter) -> list[Any
 
 
 def dealt_by_vllm(num_tokens: int, max_num_seqs: int, step: Any, query_len: int) -> tuple[int, ...]:
-    """Requests of vLLM's `_dummy_run`."""
+    """Returns the requests that vLLM's `_dummy_run` makes."""
     if step.num_decodes == len(step.query_lens):
         requests = min(max_num_seqs, -(-num_tokens // query_len))
         rest = num_tokens % query_len

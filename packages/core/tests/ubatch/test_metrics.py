@@ -39,7 +39,7 @@ def stat_logger(config: VllmConfig) -> Iterator[OverlapStatLogger]:
 
 
 def counted(registry: CollectorRegistry | None = None) -> dict[str, float]:
-    """Returns the value of each set of labels, as the endpoint reports them."""
+    """Returns the value of each set of labels, as reported by the endpoint."""
     text = generate_latest(registry or get_prometheus_registry()).decode()
     lines = [line for line in text.splitlines() if line.startswith("davinci:overlap_decisions_t")]
     return {line[line.index("{") : line.index("}") + 1]: float(line.split()[-1]) for line in lines}
@@ -93,7 +93,7 @@ def test_a_directory_writable_by_others_is_not_used(config, tmp_path, monkeypatc
 
 @contextmanager
 def at_most(limited: int, most: int) -> Iterator[None]:
-    """Sets a limit of this process (a resource.RLIMIT_...) inside the block."""
+    """Sets a limit of this process (resource.RLIMIT_...) in this context."""
     before = resource.getrlimit(limited)
     resource.setrlimit(limited, (most, before[1]))
     try:

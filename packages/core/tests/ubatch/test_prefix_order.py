@@ -1,4 +1,4 @@
-"""Forbidden cuts of a step, at which a token would read blocks that a later part fills."""
+"""Forbidden cuts of a step, with which a token would read blocks that a later part fills."""
 
 import numpy as np
 import pytest
@@ -25,18 +25,18 @@ def test_prompts_without_a_common_prefix_may_be_cut_anywhere():
 
 @pytest.mark.parametrize(("cut", "is_legal"), [(4, False), (8, False), (11, False), (12, True)])
 def test_a_reader_ahead_of_the_writer_of_its_prefix_stays_with_it(cut: int, is_legal: bool):
-    # Request 0 hits block 7, which request 1 fills: its tokens 4 to 7, here 8 to 11.
+    # Request 0 reads block 7, which request 1 fills with its tokens 4 to 7, the step's 8 to 11.
     assert in_order([[7, 2], [6, 7, 8]], [4, 0], [4, 12], cut) is is_legal
 
 
 def test_a_reader_behind_the_writer_of_its_prefix_may_be_cut_off():
     assert in_order([[6, 7, 8], [6, 9]], [0, 4], [12, 4], 12)
-    # Also inside the writer, after it has filled the block.
+    # A cut inside the writer is also legal, after it has filled the block.
     assert in_order([[6, 7, 8], [6, 9]], [0, 4], [12, 4], 4)
 
 
 def test_one_new_token_behind_a_prefix_of_this_step_counts_as_a_reader():
-    # The hit leaves one token to compute; it looks like a decode.
+    # With the hit one token remains to compute, which looks like a decode.
     assert not in_order([[6, 2], [6, 7]], [4, 0], [1, 8], 1)
     assert in_order([[6, 7], [6, 2]], [0, 4], [8, 1], 8)
 
@@ -46,7 +46,7 @@ def test_a_decode_reads_blocks_of_earlier_steps_only():
 
 
 def test_a_cut_inside_a_request_leaves_its_own_earlier_blocks_alone():
-    # 5 tokens are cached; the cut divides the block that they share with the new ones.
+    # 5 tokens are cached; the cut divides the block that they share with new tokens.
     assert in_order([[1, 2, 3]], [5], [7], 1)
 
 

@@ -1,4 +1,4 @@
-"""A step as ubatches: contexts, inputs and outputs, without an engine."""
+"""A step in ubatches: contexts, inputs and outputs, without an engine."""
 
 import json
 from collections.abc import Sequence

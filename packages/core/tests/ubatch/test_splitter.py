@@ -1,4 +1,4 @@
-"""Steps that cannot be cut because part of them belongs to the whole step."""
+"""Steps that cannot be cut, because a part of them belongs to the whole step."""
 
 from functools import partial
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Compressed rows and the indexer's choices equal transformers' for any division into steps."""
+"""Compressed rows, and the indexer's selection, equal transformers' however steps divide tokens."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -41,7 +41,7 @@ CONFIG = DeepseekV4Config(
     num_hidden_layers=1,
 )
 BLOCK_SIZE, NUM_BLOCKS = 128, 400
-# Each step has tokens of two requests with different phases, so that groups stay open.
+# Each step has tokens of two requests at different positions in a group, so that groups stay open.
 CUTS = {
     "whole": ([300], [137]),
     "one_by_one_at_the_end": ([259, *[1] * 9], [0, 0, 5, *[1] * 7]),
@@ -50,7 +50,7 @@ CUTS = {
 
 
 class Projection(nn.Module):
-    """Returns values and gates as one tensor, as vLLM's layer does."""
+    """Returns values and gates as one tensor, like vLLM's layer."""
 
     def __init__(self, module: Any) -> None:
         super().__init__()
@@ -101,17 +101,17 @@ class Harness:
         return ours
 
     def _give_memory(self, layer: RowCacheLayer) -> None:
-        """Pages with rows of another layer before and after them, in blocks of any order."""
+        """Makes pages that lie between another layer's rows, in blocks of random order."""
         spec: Any = layer.get_kv_cache_spec(self._config)
         page, row = spec.page_size_bytes, layer.kind.row_bytes * (layer.kind.page_rows or 1)
         block = 3 * row + page
-        # All bits set are a NaN, which shows reads of unwritten memory.
+        # All bits set are a NaN, which reveals reads of unwritten memory.
         memory = torch.full((NUM_BLOCKS * block,), -1, dtype=torch.int8, device=self._device)
         layer.bind_kv_cache(RowCache.in_memory(memory, layer.kind, 2 * row, block))
         self._layers.append(layer)
         width = -(-512 // spec.block_size)
         order = 1 + torch.randperm(NUM_BLOCKS - 1, generator=self._generator)[: 2 * width]
-        # A request of padding has null blocks.
+        # A padding request has null blocks.
         table = nn.functional.pad(order.to(torch.int32).view(2, width), (0, 0, 0, 1))
         self._tables[layer.prefix] = table.to(self._device)
 
@@ -153,7 +153,7 @@ def inputs_of(lengths: Sequence[int], width: int, seed: int) -> list[torch.Tenso
 @pytest.mark.parametrize("ratio", [4, 128])
 @torch.inference_mode()
 def test_rows_equal_those_of_transformers(ratio, cuts, vllm_config, device):
-    """Steps of one token per request are those of a graph."""
+    """Steps of one token per request are run as in a graph."""
     name = "DeepseekV4CSACompressor" if ratio == 4 else "DeepseekV4HCACompressor"
     module = getattr(theirs, name)(CONFIG)
     fill(module)
@@ -189,8 +189,8 @@ def test_rows_equal_those_of_transformers(ratio, cuts, vllm_config, device):
 @pytest.mark.parametrize("lengths", [(1, 3), (4, 5), (23, 24), (100, 259)], ids=str)
 @torch.inference_mode()
 def test_selected_rows_equal_transformers(lengths, quantizes, vllm_config, device, monkeypatch):
-    """Some queries see fewer rows than the indexer may choose, some see none."""
-    monkeypatch.setattr(quantized_rows, "ELEMENTS", 2 * 144 * INDEX_HEAD)  # two requests at once
+    """Some queries see fewer rows than the indexer may select, some none."""
+    monkeypatch.setattr(quantized_rows, "ELEMENTS", 2 * 144 * INDEX_HEAD)  # two requests in a step
     module = theirs.DeepseekV4Indexer(CONFIG)
     fill(module)
     if quantizes:
@@ -248,7 +248,9 @@ def test_tokens_of_a_step_are_copied_without_a_wait(device):
 
 
 def test_padding_of_a_graph_sees_no_groups(device):
-    """Its rows would be in the null block, before the memory of a layer whose pages come later."""
+    """Padding would write rows into the null block, before the memory of a layer whose pages come
+    later.
+    """
     positions, slots = torch.tensor([8, 127], device=device), torch.tensor([3, -1], device=device)
     step = StepTokens.of_graph(positions, slots, 2)
     assert step.num_complete(4).tolist() == [2, 0]

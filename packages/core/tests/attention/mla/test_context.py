@@ -1,4 +1,4 @@
-"""Cached context is divided into chunks that fit, without losing a token."""
+"""Cached context is divided into chunks that fit, and no token is lost."""
 
 import pytest
 from hypothesis import given

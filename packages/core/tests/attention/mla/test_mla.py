@@ -1,6 +1,6 @@
-"""vLLM's DeepSeek attention on the device, step by step, compared with attention in plain torch.
+"""vLLM's DeepSeek attention on the device, step by step, equals attention in plain torch.
 
-The reference computes every request from all its hidden states: no cache, no absorption.
+The reference computes each request from all its hidden states, without cache and absorption.
 """
 
 import math
@@ -137,7 +137,9 @@ def test_a_profile_run_and_an_idle_step_give_zeros(vllm_config: VllmConfig, devi
 def test_a_profile_run_takes_as_much_memory_as_the_largest_prefill(
     is_compressed: bool, vllm_config: VllmConfig, device: torch.device
 ):
-    """Every call of a block has the same peak memory: vLLM gives the rest to the cache."""
+    """Every call of a block must have the same peak memory, because vLLM gives the rest to the
+    cache.
+    """
     block = Block(vllm_config, device, q_lora_rank=48)
     block.common([("a", 9)])
     block.wrapper.mla_attn.kv_cache = None
@@ -175,9 +177,9 @@ def test_nan_and_inf_stay_in_their_request(poisoned, value, vllm_config, device)
     assert not outputs[poisoned].isfinite().any()
 
 
-# Launches of one block: projections, norm, rotary, cache write, attention, output projection.
+# One block's launches: projections, norm, rotary, cache write, attention, output projection.
 DECODE_LAUNCHES = {48: 9, None: 8}
-# Instead of the absorbed products, queries, keys and values are expanded and copied.
+# Queries, keys and values are expanded and copied; there are no absorbed products.
 PREFILL_LAUNCHES = {48: 12, None: 11}
 CONTEXT_CHUNK_LAUNCHES = 9
 
@@ -188,7 +190,8 @@ def test_launches_per_block_stay_in_the_budget(q_lora_rank, vllm_config, device)
 
     def launches(step: Step) -> int:
         metadata = block.metadata(step)
-        block.forward(metadata)  # the first block of a step looks up cosines and sines for all
+        # The first block of a step looks up cosines and sines for all blocks.
+        block.forward(metadata)
         hidden = torch.cat(block.new).to(device)
         by_layer = {block.wrapper.mla_attn.layer_name: metadata}
         with (
@@ -210,7 +213,7 @@ def test_launches_per_block_stay_in_the_budget(q_lora_rank, vllm_config, device)
 
 @pytest.mark.parametrize("q_lora_rank", [48, None], ids=["q_lora", "no_q_lora"])
 def test_a_fused_preprocess_finds_the_projections(q_lora_rank, vllm_config, device):
-    """vLLM's model uses its own layer class for the down-projection if queries are compressed."""
+    """For compressed queries, vLLM's model uses its own layer class for the down-projection."""
     block = Block(vllm_config, device, q_lora_rank=q_lora_rank)
     weights = fusible_projections(block.wrapper.mla_attn.preprocess.modules)
     assert weights is not None
@@ -219,12 +222,12 @@ def test_a_fused_preprocess_finds_the_projections(q_lora_rank, vllm_config, devi
     assert weights.up.shape == (q_lora_rank or HIDDEN, HEADS * (32 + ROPE))
     assert (weights.norm is None) == (q_lora_rank is None)
     layer = block.wrapper.fused_qkv_a_proj or block.wrapper.kv_a_proj_with_mqa
-    assert weights.down.data_ptr() == layer.weight.data_ptr()  # no copy
+    assert weights.down.data_ptr() == layer.weight.data_ptr()  # not copied
     assert type(weights.down) is torch.Tensor
 
 
 def test_two_parts_of_a_step_equal_the_whole(vllm_config: VllmConfig, device: torch.device):
-    """Each ubatch has its own metadata, and the layer keeps no state of a step."""
+    """Each ubatch has its own metadata, and the layer stores nothing about a step."""
     whole = Block(vllm_config, device)
     whole.run(MIXED[0])
     step = MIXED[1]

@@ -1,4 +1,4 @@
-"""The stage before MLA in one call, if a provider has it: bit-identical results."""
+"""The stage before MLA in one call of a provider gives identical bits."""
 
 import math
 from collections import Counter
@@ -27,16 +27,16 @@ SIDE_STREAM = {"torchair_graph_config": {"enable_multistream_mla": True}}
 
 @pytest.fixture(autouse=True)
 def registered(one_rank: None) -> Iterator[None]:
-    """Restores the process's state: no compiled operators."""
+    """Turns compiled operators off again after the test."""
     register()
     yield
     fused_ops.choose_fused_ops(False)
 
 
 class QuantizedBlock(Block):
-    """A block of random integers, created as from a checkpoint's description.
+    """A block with random integer weights, created from a checkpoint's description.
 
-    kinds: type of each projection, by its name; the others are floats
+    kinds: type of each projection by name; all others are floats
     input_scales: scales of static projections; default 0.03
     """
 
@@ -77,7 +77,7 @@ class QuantizedBlock(Block):
         if tensor == "weight" and parameter.dtype == torch.int8:
             return random(-128, 128)
         if tensor in ("weight_scale", "deq_scale"):
-            # An int8 is 74 in the mean square: results of rows of about one are about one.
+            # int8 has a root mean square of 74: rows of about one give results of about one.
             scale = (0.5 + random(0, 1000) / 1000) / 74 / math.sqrt(rows)
             if tensor == "weight_scale":
                 return scale

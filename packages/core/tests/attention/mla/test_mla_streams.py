@@ -1,4 +1,4 @@
-"""MLA on two streams: identical bits, the planned launches, and the steps that use one stream."""
+"""MLA on two streams: identical bits, the planned launches, and when steps use one stream."""
 
 import pytest
 import torch
@@ -11,7 +11,7 @@ pytestmark = pytest.mark.usefixtures("registered")
 
 
 class StreamTrace(TorchDispatchMode):
-    """Records the stream of each launched operator, without views."""
+    """Records the stream of each launched operator, not of views."""
 
     def __init__(self) -> None:
         super().__init__()

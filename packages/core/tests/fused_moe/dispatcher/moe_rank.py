@@ -1,6 +1,6 @@
 """One rank of test_dispatcher_ranks.py: `moe_rank.py SETTING`, a JSON, with torchrun's variables.
 
-Builds layers as vLLM's models do, gives each DP rank its own tokens, and compares each layer's
+Builds layers like vLLM's models, gives each DP rank its own tokens, and compares each layer's
 output with plain torch. Prints the layers' launches between ranks.
 """
 
@@ -63,10 +63,10 @@ from vllm_davinci_testing.operators.routed_layer import (
 
 
 class SharedExpert(torch.nn.Module):
-    """A projection divided along its input over the TP ranks of a DP rank: outputs are partial
-    sums.
+    """A projection whose input is divided among the TP ranks of a DP rank, so that outputs are
+    partial sums.
 
-    whole: True: every rank has the whole projection
+    whole: True if every rank has the whole projection
     """
 
     def __init__(self, whole: bool, dtype: torch.dtype) -> None:
@@ -86,7 +86,7 @@ class SharedExpert(torch.nn.Module):
 
 
 def build(variant: dict[str, Any], number: int) -> torch.nn.Module:
-    """Makes a layer with loaded weights, created as by a model and vLLM's loader."""
+    """Makes a layer like a model, with weights loaded like by vLLM's loader."""
     dtype = getattr(torch, variant.get("dtype", "float32"))
     prefix = f"model.layers.{number}.mlp.experts"
     kind = variant.get("quantized")
@@ -99,7 +99,7 @@ def build(variant: dict[str, Any], number: int) -> torch.nn.Module:
         params_dtype=dtype,
         prefix=prefix,
         quant_config=AscendQuantizationConfig(QuantDescription.parse(types)) if kind else None,
-        # Without them a quantized layer's output is the sum, rounded once.
+        # A quantized layer has none, so that its output is the sum, rounded once.
         shared_experts=(
             None if kind else SharedExpert(variant.get("sequence_parallel", False), dtype)
         ),
@@ -131,7 +131,7 @@ def run_step(
     config: VllmConfig,
     is_for_graph: bool = False,
 ) -> torch.Tensor:
-    """Returns the layer's output. sizes: number of tokens of each DP rank"""
+    """Returns the layer's output. sizes: number of tokens on each DP rank"""
     own = sizes[get_dp_group().rank_in_group]
     with (
         set_forward_context(
@@ -162,7 +162,7 @@ def run_steps(
         counts: collections.Counter[str] = collections.Counter()
         x = random(sizes[dp_rank], HIDDEN_SIZE, seed=10 * step + dp_rank) * 4
         logits = random(sizes[dp_rank], NUM_EXPERTS, seed=100 + 10 * step + dp_rank) * 4
-        if variant.get("skewed"):  # all tokens' experts are on the first rank
+        if variant.get("skewed"):  # the first rank has all tokens' experts
             logits[:, :TOP_K] += 9
         if variant.get("sequence_parallel"):
             x, logits = (sequence_parallel_chunk(rows.npu()).cpu() for rows in (x, logits))
@@ -173,7 +173,7 @@ def run_steps(
             actual = run_step(layer, given, sizes, config, is_for_graph)
         if is_for_graph:
             assert torch.equal(actual, run_step(layer, given, sizes, config))
-        # Without AVX-512, ATen's products of floats take other paths for one row than for several.
+        # Without AVX-512, ATen's float products take other paths for one row than for several.
         is_exact = variant.get("quantized") or "AVX512" in torch.backends.cpu.get_cpu_capability()
         ulps = 0 if is_exact else 2**-18
         pieces = layer.routed_experts.quant_method.moe_forward.pieces
@@ -193,7 +193,7 @@ def run_steps(
 
 
 def run_in_ubatches(layer: torch.nn.Module, sizes: list[int], config: VllmConfig) -> None:
-    """Runs two steps of ubatches in turn; each ubatch is a product and the layer."""
+    """Runs two steps of interleaved ubatches; each ubatch is a product and the layer."""
     scheduler = components.stream_scheduler()
     assert scheduler is not None
     let_experts_switch(layer, scheduler)
@@ -209,7 +209,7 @@ def run_in_ubatches(layer: torch.nn.Module, sizes: list[int], config: VllmConfig
         for size in sizes
     ]
     with set_forward_context({"requests": None}, config), torch.inference_mode():
-        for _ in range(2):  # the first run allocates
+        for _ in range(2):  # the first run allocates memory
             results = interleave.run(
                 [partial(forward, x.npu(), y.npu()) for x, y in given],
                 lambda index: label(f"ubatch {index}"),
@@ -221,7 +221,7 @@ def run_in_ubatches(layer: torch.nn.Module, sizes: list[int], config: VllmConfig
 
 
 def run_without_last_rank(layer: torch.nn.Module, config: VllmConfig) -> None:
-    """Runs a step on all ranks, then one that the last rank never joins. Prints the errors."""
+    """Runs a step on all ranks, then a step that the last rank never joins. Prints the errors."""
     tp = get_tp_group()
     x, logits = random(4, HIDDEN_SIZE, seed=1).npu(), random(4, NUM_EXPERTS, seed=2).npu()
     with set_forward_context({"requests": None}, config), torch.inference_mode():

@@ -70,7 +70,7 @@ def test_every_rank_makes_as_many_launches_as_the_one_with_most_tokens(most_toke
         (8, 8, 8, [8]),
         (8, 8, 7, [4, 4]),
         (8, 8, 3, [3, 3, 2]),
-        (3, 8, 3, [3, 1, 1]),  # the last token again
+        (3, 8, 3, [3, 1, 1]),  # repeats the last token
         (1, 8, 4, [1, 1]),
     ],
 )

@@ -11,11 +11,11 @@ from vllm_davinci_testing.processes.ranks import check_ranks, run_ranks
 
 RANK_PROGRAM = Path(__file__).with_name("moe_rank.py")
 
-# Tokens of each DP rank, step by step. Steps of up to eight tokens are decodes. Uneven; one DP rank
-# idle, with a dummy step's single row; fewer tokens than a DP rank has ranks.
+# Numbers of tokens per DP rank, step by step (up to eight tokens: a decode): uneven; uneven, with a
+# single token; one DP rank idle with a dummy row; equal.
 TWO_DP_RANKS = [[5, 13], [7, 1], [1, 1], [8, 8]]
 ONE_DP_RANK = [[13], [3], [1]]
-OF_GRAPHS = [[8, 8], [1, 1]]  # equal sizes on all ranks
+OF_GRAPHS = [[8, 8], [1, 1]]  # all ranks have the same size
 
 
 Launched = Callable[..., list[list[dict[str, int]]]]
@@ -23,8 +23,8 @@ Launched = Callable[..., list[list[dict[str, int]]]]
 
 @pytest.fixture
 def launched() -> Launched:
-    """Runs ranks; returns rank 0's launches between ranks, by variant and step. Every rank checks
-    its outputs.
+    """Runs ranks that check their outputs; returns rank 0's launches between ranks, by variant and
+    step.
     """
 
     def run(
@@ -46,12 +46,12 @@ def launched() -> Launched:
 
 
 def sent_each_to_its_rank(group: str) -> dict[str, int]:
-    """Launches of all-to-all in a group: the only method that copies counts to the host."""
+    """Launches of all-to-all in a group, the only method that copies counts to the host."""
     return {f"{group} all_to_all": 3, "synchronizations": 1, "copies_to_host": 1}
 
 
 def in_equal_parts(group: str) -> dict[str, int]:
-    """Launches of all-to-all in a graph: no rank waits for counts."""
+    """Launches of all-to-all in a graph, where no rank waits for counts."""
     return {f"{group} all_to_all": 3}
 
 
@@ -112,7 +112,7 @@ def test_two_dp_ranks_of_one_rank_exchange_tokens(launched: Launched):
             {"steps": TWO_DP_RANKS, "options": {"expert_tensor_parallel_size": 2}},
         ],
     ) == [
-        # Fused launches do not support fp32, and decodes must not make the host wait.
+        # Fused launches do not support fp32, and in decodes the host must not wait.
         [to_experts, *gathers[1:]],
         [to_experts] * 4,
         [to_experts] * 4,
@@ -150,12 +150,12 @@ def test_two_dp_ranks_of_two_ranks_exchange_tokens(launched: Launched):
     assert results[2][0] == {"dp broadcast": 4, "dp all_reduce": 1, **reduced}
     assert results[2][1] == {"dp all_gatherv": 2, "dp reduce_scatterv": 1, **reduced}
     assert results[3][0] == {"dp all_gatherv": 2, "dp reduce_scatterv": 1, **reduced}
-    # Each rank gets the complete sums of its own tokens: no reduction remains.
+    # Each rank gets complete sums of its own tokens, so no reduction remains.
     assert results[4] == [sent_each_to_its_rank("ep")] * 4
     assert results[5][0] == {"ep all_gatherv": 2, "ep reduce_scatterv": 1}
 
 
-# One launch for dispatch, one for combine, and no wait of the host.
+# One launch for dispatch and one for combine; the host does not wait.
 FUSED = {"fused_experts launch": 2}
 IN_BF16 = {"dtype": "bfloat16", "fused": True}
 
@@ -187,7 +187,7 @@ def test_decodes_of_dp_ranks_use_fused_launches_where_the_chip_has_them(launched
 
 @pytest.mark.thorough
 def test_the_group_of_fused_launches_has_a_buffer_for_the_largest(launched: Launched):
-    """HCCL_BUFFSIZE is 1 MiB here, and a fused launch takes 26 MiB."""
+    """HCCL_BUFFSIZE is 1 MiB here, but a fused launch needs 26 MiB."""
     options = {"moe_communication": "fused"}
     variant = {"steps": [[512, 3]], "options": options, **IN_BF16}
     (steps,) = launched(1, 2, [variant], soc="Ascend910_9391", HCCL_BUFFSIZE="1")
@@ -209,7 +209,7 @@ def test_a_group_of_fused_launches_that_does_not_fit_names_tokens_and_other_meth
             in said
         )
         assert "'moe_communication' = 'all_to_all'" in said
-        assert "HCCL_BUFFSIZE" not in said  # a smaller one would have no effect
+        assert "HCCL_BUFFSIZE" not in said  # a smaller value would have no effect
 
 
 @pytest.mark.thorough
@@ -245,7 +245,7 @@ def test_rows_of_int8_experts_give_the_integer_definition(tensor, data, steps, l
     results = launched(tensor, data, variants, soc="Ascend910_9391")
     reduced = {"tp all_reduce": 1} if tensor > 1 else {}
     assert results[0] == results[-1] == [{**FUSED, **reduced}] * len(steps)
-    # Rows as int8, and their scales.
+    # int8 rows, and their scales.
     sent = {**sent_each_to_its_rank("ep"), "ep all_to_all": 4}
     assert results[1] == results[2] == [{**sent, **reduced}] * len(steps)
     assert results[3] == [{**in_equal_parts("ep"), "ep all_to_all": 4, **reduced}] * len(OF_GRAPHS)

@@ -1,4 +1,4 @@
-"""Ranks wait for nothing but the rows sent to their experts."""
+"""Ranks wait only for the rows sent to their experts."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ def test_a_wait_for_row_counts_times_out_and_names_the_layer():
     options = {"expert_tensor_parallel_size": 1, "moe_communication": "all_to_all"}
     variant = {"last_is_absent": True, "options": options}
     setting = {"tensor": 2, "data": 1, "variants": [variant]}
-    # Otherwise the collective itself would time out first.
+    # A long limit, so that the collective itself does not time out first.
     limits = {"VLLM_EXECUTE_MODEL_TIMEOUT_SECONDS": "3", "HCCL_EXEC_TIMEOUT": "60"}
     waiting, _ = check_ranks(RANK_PROGRAM, 2, json.dumps(setting), **limits)
     (said,) = (line for line in waiting.splitlines() if line.startswith("after "))
@@ -34,7 +34,7 @@ def test_rows_travel_while_the_other_ubatch_computes(tmp_path: Path):
         "moe_communication": "all_to_all",
         "dbo": {"enabled": True},
     }
-    # 3 experts for each of a rank's 100 tokens: about 150 rows of 4 KiB to each rank.
+    # Each of a rank's 100 tokens has 3 experts: about 150 rows of 4 KiB go to each rank.
     variant = {"ubatches": [200, 200], "options": options}
     setting = {"tensor": 2, "data": 1, "options": options, "variants": [variant]}
     environment = {"VNPU_SCHEDULE": "threads", "VNPU_PACE": PACE, "VNPU_TRACE": str(tmp_path)}
@@ -43,7 +43,7 @@ def test_rows_travel_while_the_other_ubatch_computes(tmp_path: Path):
     assert len(traced.processes) == 2
     for process in traced.processes:
         tasks = [task for task in traced.tasks if task.process == process]
-        # Counts, rows and results of two steps; the first one allocates.
+        # Counts, rows and results of two steps; the first step allocates.
         *_, counts, rows, _ = (
             task
             for task in tasks
@@ -58,6 +58,6 @@ def test_rows_travel_while_the_other_ubatch_computes(tmp_path: Path):
             max(0, min(end, product_end) - max(begin, product_begin))
             for product_begin, product_end in products
         )
-        # The counts reached the host before the device finished those products, and the rows waited
-        # neither for them nor for the other ubatch's counts.
+        # The counts reached the host before the device finished these products, and the rows waited
+        # neither for the products nor for the other ubatch's counts.
         assert beside > 0.8 * (end - begin) > 100_000

@@ -1,4 +1,4 @@
-"""Row counts on the host: the device's, or equal parts if the device only models time."""
+"""Row counts on the host: read from the device, or equal if the device only models time."""
 
 from types import SimpleNamespace
 from typing import Any

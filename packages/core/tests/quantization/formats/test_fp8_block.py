@@ -50,14 +50,14 @@ def test_every_fp8_number_keeps_its_value():
     one = torch.ones(1, 1)
     finite = numbers[numbers.float().isfinite()].view(2, 127)
     made = as_floats(finite, one, Block(2, 127), torch.float32)
-    assert torch.equal(made.view(torch.int32), finite.float().view(torch.int32))  # -0, too
+    assert torch.equal(made.view(torch.int32), finite.float().view(torch.int32))  # includes -0
     made = as_floats(numbers.view(2, 128), one, Block(2, 128), torch.bfloat16)
     assert int(made.isnan().sum()) == 2
 
 
 @pytest.fixture
 def compiled_operators() -> Iterator[None]:
-    """Operators of vllm-davinci-kernels; without them torch allocates each result."""
+    """Uses vllm-davinci-kernels' operators; without them torch allocates each result."""
     choose_fused_ops(True)
     yield
     choose_fused_ops(False)
@@ -134,7 +134,7 @@ def test_loaded_integers_equal_those_of_the_offline_conversion(fp8, registered, 
         for name, value in other.parameters().items()
         if name not in loaded or not torch.equal(loaded[name], value)
     }
-    # Sizes that 128 does not divide are not fp8, and load unchanged.
+    # Weights with sizes not divisible by 128 are not fp8, and load unchanged.
     assert {name.rpartition(".")[0].rpartition(".")[2] for name in different} <= {
         "fused_qkv_a_proj"
     }
@@ -185,7 +185,7 @@ def test_an_error_names_the_faulty_tensor_and_its_file(spoil, told, fp8, registe
     with pytest.raises(CoreError) as error:
         model.load(directory)
     assert f"model.safetensors: {told}" in str(error.value)
-    if spoil is not of_zero:  # the check reads no values
+    if spoil is not of_zero:  # the check does not read values
         assert not check_checkpoint(directory).can_load
 
 

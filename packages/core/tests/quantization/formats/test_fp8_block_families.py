@@ -1,7 +1,7 @@
-"""fp8 checkpoints as published: released families, and scales of every dtype and extent.
+"""Published fp8 checkpoints: released families, and scales of every dtype and extent.
 
-Tensors have the names, dtypes and scales of the released files, and config.json has their section
-of quantization; sizes are small.
+Tensors have the released files' names, dtypes and scales, and config.json their quantization
+section; sizes are small.
 """
 
 import json
@@ -37,7 +37,7 @@ _KEPT = ("input_layernorm", "post_attention_layernorm", "mlp.gate")
 
 
 def _compressed(ignored: list[str], strategy: str = "channel") -> dict[str, Any]:
-    """As llm-compressor writes GLM-4.5: a scale per row, dynamic activations per token."""
+    """As written by llm-compressor for GLM-4.5: a scale per row, dynamic activations per token."""
     common = {"num_bits": 8, "type": "float", "symmetric": True, "group_size": None}
     more = {"actorder": None, "block_structure": None, "observer_kwargs": {}}
     return {
@@ -69,9 +69,9 @@ class Family:
     model_type: model type of transformers' class
     section:    quantization_config of config.json
     scale:      dtype of scales
-    quantized:  regular expression: names of weights in fp8
-    wide:       regular expression: names of tensors in float32
-    is_fused:   True: all experts of a layer are in one tensor
+    quantized:  regular expression for names of fp8 weights
+    wide:       regular expression for names of float32 tensors
+    is_fused:   True if one tensor has all experts of a layer
     changes:    further changes of config.json
     """
 
@@ -88,7 +88,7 @@ class Family:
         return "_scale" if self.section["quant_method"] == "compressed-tensors" else "_scale_inv"
 
     def rounded(self, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The fp8 weight, its scales, and its float values. weight: [.., rows, columns]"""
+        """Returns the fp8 weight, its scales, and its float values. weight: [.., rows, columns]"""
         largest = weight.float().abs()
         if blocks := self.section.get("weight_block_size"):
             (rows, columns), (height, width) = blocks, weight.shape[-2:]
@@ -202,7 +202,9 @@ def test_scales_of_every_dtype_and_extent_are_multiplied(shape, blocks, dtype):
 
 
 def in_one_tensor(tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Experts [experts, 2 * intermediate, hidden] and [experts, hidden, intermediate]."""
+    """Returns experts as [experts, 2 * intermediate, hidden] and [experts, hidden,
+    intermediate].
+    """
     made: dict[str, torch.Tensor] = {}
     parts: dict[tuple[str, str], list[torch.Tensor]] = {}
     for name, tensor in sorted(tensors.items()):

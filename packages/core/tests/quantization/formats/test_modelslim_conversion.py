@@ -15,7 +15,7 @@ from vllm_davinci.core.quantization.weight_only import (
 
 
 def pack_rows(values: Tensor) -> Tensor:
-    """[out, in] from -8 to 7 as ModelSlim packs them: [out / 2, in]."""
+    """Packs [out, in] from -8 to 7 like ModelSlim: [out / 2, in]."""
     low, high = values[0::2].to(torch.int8) & 15, values[1::2].to(torch.int8) << 4
     return low | high
 

@@ -1,4 +1,4 @@
-"""Experts with 4-bit weights: stored in 4 bits on the device, and exact by a plain definition."""
+"""Experts with 4-bit weights are stored in 4 bits on the device, and equal a plain definition."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ COUNTS = [4, 0, 5]
 
 
 def packed_rows(integers: Tensor) -> Tensor:
-    """[experts, out, in] as ModelSlim packs them: [experts, out / 2, in]."""
+    """Packs [experts, out, in] like ModelSlim: [experts, out / 2, in]."""
     return (integers[:, 0::2] & 15) | (integers[:, 1::2] << 4)
 
 
@@ -51,7 +51,7 @@ def experts_of(layer: Layer, dtype: torch.dtype, **settings: Any) -> Any:
 
 
 def product(layer: Layer, group: str, expert: int, rows: Tensor, dtype: torch.dtype) -> Tensor:
-    """Tokens are quantized; the halves of their integers are multiplied and rounded separately."""
+    """Quantizes tokens; multiplies and rounds the halves of their integers separately."""
     integers, scales = dynamic_quant(rows)
     weight = layer.integers[group][expert].long().t()
     scale = layer.scales[group][expert, :, 0]
@@ -84,7 +84,7 @@ def test_experts_of_four_bits_equal_the_definition(dtype: torch.dtype):
 
 def test_sizes_that_the_product_does_not_take_are_computed_with_eight_bits():
     assert product_takes_halves(HIDDEN, 136, torch.bfloat16)
-    layer = Layer(inner=66)  # no multiple of 8 columns; the depth is limited only on chips
+    layer = Layer(inner=66)  # not a multiple of 8 columns; only chips limit the depth
     experts = experts_of(layer, torch.bfloat16)
     assert isinstance(experts, DynamicExperts)
     for mine, group in ((experts.gate_up, "w13"), (experts.down, "w2")):
