@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from safetensors.torch import load_file, save_file
 from vllm import SamplingParams
 
 from vllm_davinci.core.checkpoint.check import check_checkpoint
@@ -22,6 +23,7 @@ from vllm_davinci_testing.engines.dp_engines import DPEngines
 from vllm_davinci_testing.engines.drafters import WRONG
 from vllm_davinci_testing.engines.engine_process import EngineError
 from vllm_davinci_testing.engines.fixture_types import StartEngine
+from vllm_davinci_testing.engines.fp8_checkpoint import EXPERTS, dequantized, write_block_fp8
 from vllm_davinci_testing.engines.generating import (
     FUZZED,
     IN_PARTS,
@@ -45,12 +47,20 @@ OF_TEXT = {"max_model_len": 640, "limit_mm_per_prompt": {"image": 0, "video": 0}
 GRAPHS = {**IN_PARTS, "block_size": 16 * POOL}
 FOUR_RANKS = {**TWO_RANKS, "tensor_parallel_size": 4}
 INDEXER = ("n_heads", "kv_heads", "head_dim", "budget", "compress_ratio")
+# A part of the released list.
+KEPT = ["lm_head", "model.visual", "model.language_model.layers.0.ple.key_proj", "mtp.fc_hidden"]
 # Prompt lengths around the size of a group, of CHOSEN groups, and of a block.
 LENGTHS = [
     *(1, POOL - 1, POOL, POOL + 1),
     *(CHOSEN * POOL - 3, (CHOSEN + 1) * POOL - 1, (CHOSEN + 1) * POOL + 5, CHOSEN * POOL * 2 + 7),
     *(127, 128, 129, 255, 256 + 45, 512 + 3),
 ]
+
+
+def change_section(checkpoint: Path, section: str, changed: dict[str, Any]) -> None:
+    config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
+    config[section] |= changed
+    (checkpoint / "config.json").write_text(json.dumps(config), encoding="utf-8")
 
 
 def prompts_of(lengths: list[int], seed: int = 0) -> list[list[int]]:
@@ -170,6 +180,60 @@ def test_drafts_change_no_token(
     assert (0 if method == "mtp" else -1) < accepted < drafted
 
 
+@pytest.fixture(scope="module")
+def fp8(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """Writes Qwen3.8-Flash-Next as its fp8 files are released, and the equivalent floats."""
+    if not checkpoint.name.startswith("qwen4"):
+        pytest.skip("released in fp8 are only Qwen3.8-Flash-Next's experts and tables")
+    directory = tmp_path_factory.mktemp("fp8")
+    source = qwen4_exp_model.with_mtp(checkpoint, directory / "source")
+    blocks = write_block_fp8(source, directory / "qwen4_exp_fp8", rounded=EXPERTS)
+    change_section(blocks, "quantization_config", {"modules_to_not_convert": KEPT})
+    floats = directory / "floats"
+    shutil.copytree(checkpoint, floats)
+    tensors = {name: each for name, each in dequantized(blocks).items() if name[:4] != "mtp."}
+    save_file(tensors, floats / "model.safetensors", metadata={"format": "pt"})
+    return blocks, floats
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(
+    "options",
+    [
+        pytest.param({}, id="whole"),
+        pytest.param({**TWO_RANKS, **GRAPHS, "enable_expert_parallel": True}, id="expert2_graphs"),
+        pytest.param({**speculation("mtp", 3), **GRAPHS}, id="mtp_3"),
+    ],
+)
+def test_released_fp8_gives_the_tokens_of_its_floats(
+    options: dict[str, Any], fp8: tuple[Path, Path], start_engine: StartEngine
+):
+    blocks, floats = fp8
+    report = check_checkpoint(blocks)
+    assert report.can_load, report.problems()
+    with start_engine(blocks, environment=FUZZED, **OF_TEXT, **options) as engine:
+        assert_generates(engine, TransformersReference(floats), prompts_of(LENGTHS), MAX_TOKENS)
+        drafted, accepted = told(engine) if "speculative_config" in options else (2, 1)
+    print(f"{accepted} of {drafted} drafts accepted")
+    assert 0 < accepted < drafted
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("part", ["ngram_embedding.weight_scale", "5.up_proj.weight_scale_inv"])
+def test_a_missing_scale_is_named(
+    part: str, fp8: tuple[Path, Path], start_engine: StartEngine, tmp_path: Path
+):
+    copy = tmp_path / "model"
+    shutil.copytree(fp8[0], copy)
+    for path in copy.glob("*.safetensors"):
+        kept = {name: each for name, each in load_file(path).items() if not name.endswith(part)}
+        save_file(kept, path, metadata={"format": "pt"})
+    assert any(part in problem for problem in check_checkpoint(copy).problems())
+    for options in ({}, {"quantization": "ascend", "dtype": "bfloat16"}):
+        with pytest.raises(EngineError, match=rf"{part}\b"):
+            start_engine(copy, **OF_TEXT, **options)
+
+
 def without_images(name: str) -> str:
     """Translates a tensor's name to the name in the text-only model."""
     return name.replace(".language_model.", ".")
@@ -184,7 +248,27 @@ def test_an_int8_export_gives_the_tokens_of_its_integers(
     quantize: Callable[..., Path],
     start_engine: StartEngine,
 ):
-    directory = quantize(checkpoint, "W8A8_DYNAMIC")
+    assert_exact_integers(quantize(checkpoint, "W8A8_DYNAMIC"), expected, options, start_engine)
+
+
+@pytest.mark.thorough
+def test_an_int8_export_of_released_fp8_keeps_tables_in_8_bits(
+    fp8: tuple[Path, Path], quantize: Callable[..., Path], start_engine: StartEngine
+):
+    blocks, floats = fp8
+    directory = quantize(blocks, "W8A8_DYNAMIC")
+    kinds = check_checkpoint(directory).kinds
+    assert {kind.dtype for kind in kinds if "ngram" in kind.name} == {"float8_e4m3fn"}
+    assert_exact_integers(directory, TransformersReference(floats), GRAPHS, start_engine)
+
+
+def assert_exact_integers(
+    directory: Path,
+    expected: TransformersReference,
+    options: dict[str, Any],
+    start_engine: StartEngine,
+) -> None:
+    """expected: the floats before rounding, in which convolutions and tables are whole"""
     report = check_checkpoint(directory)
     assert report.can_load, report.problems()
     prompts = prompts_of(LENGTHS)
@@ -242,8 +326,6 @@ def test_other_kinds_of_choices_are_refused(
 ):
     copy = tmp_path / "model"
     shutil.copytree(checkpoint, copy)
-    config = json.loads((copy / "config.json").read_text(encoding="utf-8"))
-    config["text_config"] |= changed
-    (copy / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    change_section(copy, "text_config", changed)
     with pytest.raises(EngineError, match=message):
         start_engine(copy, **{**OF_TEXT, **options})

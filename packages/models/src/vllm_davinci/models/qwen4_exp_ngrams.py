@@ -1,6 +1,6 @@
 """Embeddings of n-grams in Qwen3.8-Flash-Next: hashed tables, gated into the residual streams."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from itertools import accumulate
 from math import ceil, isqrt
 from typing import Any
@@ -17,7 +17,8 @@ from vllm.model_executor.layers.linear import MergedColumnParallelLinear
 
 from vllm_davinci.core.attention.compressed.row_cache import RowCacheLayer, RowKind
 from vllm_davinci.core.attention.compressed.step_tokens import StepTokens
-from vllm_davinci.core.errors import RELEASE, UnsupportedFeatureError
+from vllm_davinci.core.checkpoint.check import quantization_config
+from vllm_davinci.core.errors import RELEASE, CheckpointError, UnsupportedFeatureError
 from vllm_davinci.core.layers.residual_streams import StreamNorm, StreamRule
 
 # Pages of the convolution's rows that hold a block's tokens: a row has all streams.
@@ -58,15 +59,37 @@ def primes_from(start: int, first: int, count: int) -> list[int]:
     return found[first:]
 
 
+def has_fp8_rows(config: Any, quantization: Mapping[str, Any]) -> bool:
+    """True if the checkpoint's tables hold fp8, by vLLM's rule.
+
+    config:       of the text model; `ple_embedding_dtype` takes precedence
+    quantization: config.json's section of that name
+    Raises UnsupportedFeatureError for another dtype.
+    """
+    stated = getattr(config, "ple_embedding_dtype", None)
+    if stated not in (None, "float8_e4m3fn"):
+        raise UnsupportedFeatureError(
+            f"config.json has ple_embedding_dtype {stated!r}, and {RELEASE} reads tables of "
+            "n-grams in 16 bits or float8_e4m3fn. Choose another checkpoint."
+        )
+    keys = ("modules_to_not_convert", "ignored_layers")
+    kept = [name for key in keys for name in quantization.get(key) or ()]
+    is_fp8 = quantization.get("quant_method") == "fp8"
+    return stated is not None or (is_fp8 and not any("ngram_embedding" in name for name in kept))
+
+
 class NGramTable(nn.Module):
     """One layer's tables, each of a hash. Tensor-parallel ranks have whole tables.
 
-    table: number of the layer among those with tables; rank: one of `ranks`
+    table:  number of the layer among those with tables; rank: one of `ranks`
+    is_fp8: keeps rows in 8 bits: these NPUs have no fp8, and a lookup finds each byte's value
     """
 
     loads_shards = True  # whose rows are not divided as ranks are
 
-    def __init__(self, config: Any, table: int, rank: int, ranks: int) -> None:
+    def __init__(
+        self, config: Any, table: int, rank: int, ranks: int, is_fp8: bool = False
+    ) -> None:
         super().__init__()
         orders, per_order = config.ngram_size - 1, config.heads_per_ngram
         num_tables = orders * per_order
@@ -88,7 +111,15 @@ class NGramTable(nn.Module):
         orders_of = (number // per_order for number in range(num_tables))
         self._tables = list(zip(orders_of, sizes, starts, strict=True))[own]
         size = config.ple_embed_dim // num_tables
-        self.weight = nn.Parameter(torch.empty(self._end - self._start, size), requires_grad=False)
+        rows = torch.empty(self._end - self._start, size, dtype=torch.int8 if is_fp8 else None)
+        self.weight = nn.Parameter(rows, requires_grad=False)
+        self.values: torch.Tensor | None
+        self.register_buffer("values", None, persistent=False)
+        if is_fp8:
+            self.weight_scale = nn.Parameter(torch.empty(1), requires_grad=False)
+            codes = torch.arange(-128, 128, dtype=torch.int8, device="cpu")
+            values = codes.view(torch.float8_e4m3fn).to(self.weight_scale.dtype)
+            self.values = values.to(self.weight_scale.device)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         """ids: [num_tokens, ngram_size], int64, the newest first, as `inside_texts` gives them
@@ -100,18 +131,37 @@ class NGramTable(nn.Module):
         rows = torch.stack(
             [hashes[order] % size + start for order, size, start in self._tables], dim=1
         )
-        return self.weight.index_select(0, rows.flatten()).view(len(ids), -1)
+        found = self.weight.index_select(0, rows.flatten()).view(len(ids), -1)
+        if self.values is None:
+            return found
+        values = self.values.index_select(0, found.flatten().int() + 128)
+        return values.view(found.shape) * self.weight_scale
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Copies this rank's rows of a released file's shards, `shard_N.weight`."""
+        """Copies this rank's rows of a released file's shards, `shard_N.weight`, and their scale.
+
+        Raises CheckpointError for rows of another dtype than config.json's.
+        """
+        loaded = {"weight"}
         for name, rows in weights:
+            if name == "weight_scale" and self.values is not None:
+                self.weight_scale.copy_(rows.view(1))
+                loaded.add(name)
+                continue
+            if (rows.dtype == torch.float8_e4m3fn) != (self.values is not None):
+                raise CheckpointError(
+                    f"{name} of n-grams holds {rows.dtype}, and config.json (quantization_config, "
+                    "ple_embedding_dtype) says otherwise. Copy config.json again."
+                )
+            if self.values is not None:
+                rows = rows.view(torch.int8)
             start = self._shard_rows * int(name.removeprefix("shard_").partition(".")[0])
             low, high = max(start, self._start), min(start + len(rows), self._end)
             if low < high:
                 self.weight[low - self._start : high - self._start].copy_(
                     rows[low - start : high - start]
                 )
-        return {"weight"}
+        return loaded
 
 
 def _xor(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
@@ -140,7 +190,8 @@ class NGramLayer(nn.Module):
         self._shape = rule.num_streams, rule.hidden_size
         width = rule.num_streams * rule.hidden_size
         ranks = get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()
-        self.table = NGramTable(config, table, *ranks)
+        stored = quantization_config(vllm_config.model_config.hf_config.to_dict())
+        self.table = NGramTable(config, table, *ranks, has_fp8_rows(config, stored))
         self._sizes = [width, rule.hidden_size]
         self.kv_proj = MergedColumnParallelLinear(
             config.ple_embed_dim,

@@ -1,6 +1,7 @@
 """A checkpoint with block-wise fp8 weights, rounded by transformers' own operation."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,6 +15,11 @@ from transformers.integrations.finegrained_fp8 import Fp8Dequantize, Fp8Quantize
 from vllm_davinci_testing.engines.deepseek_zoo import small_deepseek
 
 BLOCK = (128, 128)
+PROJECTIONS = re.compile(r"_proj\.weight$|kv_a_proj")
+# As released, of Qwen3.8-Flash-Next only routed experts and rows of n-grams, with one scale.
+EXPERTS = re.compile(r"\.experts\.\d+\.\w+_proj\.weight$")
+ROWS = re.compile(r"(.*\.ngram_embedding)\.shard_\d+\.weight$")
+ROW_SCALE = 0.000199  # as released
 
 
 def deepseek_of_blocks(**fields: Any) -> DeepseekV3Config:
@@ -29,20 +35,27 @@ def deepseek_of_blocks(**fields: Any) -> DeepseekV3Config:
     return small_deepseek(**{**sizes, **fields})
 
 
-def write_block_fp8(source: Path, directory: Path, num_shards: int = 2) -> Path:
-    """Rounds projections with sizes divisible by 128 to fp8. source: a float checkpoint in one file
+def write_block_fp8(
+    source: Path, directory: Path, num_shards: int = 2, rounded: re.Pattern[str] = PROJECTIONS
+) -> Path:
+    """Rounds the named weights, with sizes divisible by 128, and rows of n-grams to fp8.
 
-    A weight and its scales may be in different shards.
+    source: a float checkpoint. A weight and its scales may be in different shards.
     """
     shutil.copytree(source, directory)
-    tensors = load_file(source / "model.safetensors")
-    (directory / "model.safetensors").unlink()
+    tensors: dict[str, torch.Tensor] = {}
+    for path in directory.glob("*.safetensors"):
+        tensors |= load_file(path)
+        path.unlink()
     config = FineGrainedFP8Config(weight_block_size=BLOCK)
     operation = Fp8Quantize(SimpleNamespace(quantization_config=config))
     made: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
-        if name.endswith("_proj.weight") or "kv_a_proj" in name:
+        if rounded.search(name):
             made |= operation.convert({name: tensor})
+        elif table := ROWS.match(name):
+            made[name] = (tensor.float() / ROW_SCALE).clamp(-448, 448).to(torch.float8_e4m3fn)
+            made[f"{table[1]}.weight_scale"] = torch.tensor([ROW_SCALE]).bfloat16()
         else:
             made[name] = tensor
     places = {name: f"model-{number % num_shards + 1:05d}-of-{num_shards:05d}.safetensors"
@@ -72,8 +85,10 @@ def dequantized(directory: Path) -> dict[str, torch.Tensor]:
     operation = Fp8Dequantize(SimpleNamespace(quantization_config=config))
     found = {}
     for name, tensor in stored.items():
-        if name.endswith("_scale_inv"):
+        if name.endswith(("_scale_inv", ".weight_scale")):
             continue
+        if table := ROWS.match(name):
+            tensor = tensor.float() * stored[f"{table[1]}.weight_scale"].float()
         if tensor.dtype == torch.float8_e4m3fn:
             tensor = operation._dequantize_one(tensor, stored[f"{name}_scale_inv"], torch.float32)
         found[name] = tensor

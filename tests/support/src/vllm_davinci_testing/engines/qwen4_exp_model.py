@@ -18,6 +18,7 @@ CHOSEN = 3  # groups that a query attends to, besides the open group
 TEXT: dict[str, Any] = {
     **GATED_DELTA_NET,
     **EXPERTS_OF_QWEN,
+    "moe_intermediate_size": 128,  # fp8 weights have blocks of 128
     "linear_num_key_heads": 4,
     "linear_num_value_heads": 8,
     "hidden_size": 128,

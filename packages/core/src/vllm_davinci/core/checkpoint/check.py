@@ -24,7 +24,7 @@ from vllm_davinci.core.weight_files.files import (
 from vllm_davinci.core.weight_files.issues import CheckReport, LayerKind
 from vllm_davinci.core.weight_files.layer_names import WRAPPED_NORM, shortened
 
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)")
+_NUMBER = re.compile(r"(?<=\.)\d+(?=\.|$)|(?<=\.shard_)\d+$")
 
 
 def check_checkpoint(directory: Path, format: Format | None = None) -> CheckReport:

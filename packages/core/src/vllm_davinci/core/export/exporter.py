@@ -13,6 +13,7 @@ import torch
 from safetensors import safe_open
 
 from vllm_davinci.core.checkpoint.check import check_checkpoint
+from vllm_davinci.core.checkpoint.config_check import text_config
 from vllm_davinci.core.errors import CheckpointError, UnsupportedFeatureError
 from vllm_davinci.core.export.destination import (
     file_name,
@@ -33,9 +34,10 @@ from vllm_davinci.core.export.source import (
 )
 from vllm_davinci.core.quantization.config import DESCRIPTION
 from vllm_davinci.core.quantization.fp8 import DTYPE as FP8
-from vllm_davinci.core.quantization.fp8 import is_scale
+from vllm_davinci.core.quantization.fp8 import is_scale, scale_of, table_of
 from vllm_davinci.core.quantization.rounding import FloatLayer, InputRange
 from vllm_davinci.core.quantization.scheme import FLOAT, SCHEMES, Scheme, find_scheme
+from vllm_davinci.core.quantization.tensors import dtype_name
 from vllm_davinci.core.weight_files.files import (
     INDEX_NAME,
     QUANTIZED_INDEX_NAME,
@@ -47,6 +49,7 @@ from vllm_davinci.core.weight_files.files import (
 
 MODEL_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 FORMAT_VERSION = "1.0.0"
+TABLE_DTYPE = "ple_embedding_dtype"  # vLLM's key in a text configuration
 
 
 @dataclass(frozen=True)
@@ -64,9 +67,9 @@ class Exporter:
     """One export.
 
     kind:   scheme of the projections, one of `written_types`; FLOAT only for fp8 weights, which
-            become floats. With W8A8, routed experts become W8A8_DYNAMIC: few tokens reach each
-            expert, so a range from a short text would clip other inputs. The same holds for layers
-            after config.json's `num_hidden_layers`
+            become floats. Other types keep tables of n-grams in fp8. With W8A8, routed experts
+            become W8A8_DYNAMIC: few tokens reach each expert, so a range from a short text would
+            clip other inputs. The same holds for layers after config.json's `num_hidden_layers`
     dtype:  of the tensors that stay floats
     ranges: layer -> range of its input, for static layers
     types:  layer -> type, if calibration chose another one
@@ -115,6 +118,10 @@ class Exporter:
             {name: tensor for name, tensor in stored.items() if not is_scale(name)}
         )
         self._types = LayerTypes(self.kind, config, self.types)
+        tables = [name for name, entry in stored.items() if entry.dtype == FP8 and table_of(name)]
+        self._kept = set[str]()
+        if tables and self.kind != FLOAT:
+            self._kept = {*tables, *(scale_of(name, stored) or "" for name in tables)}
         description: dict[str, Any] = {
             "version": FORMAT_VERSION,
             "model_quant_type": self.kind,
@@ -165,6 +172,10 @@ class Exporter:
             for stored_name in header:
                 tensor = file.get_tensor(stored_name)
                 size = tensor.nbytes
+                if stored_name in self._kept:
+                    written[stored_name], description[stored_name] = tensor, FLOAT
+                    advance(size)
+                    continue
                 if self._fp8 is not None and is_scale(stored_name):
                     advance(size)
                     continue  # already read with its weight
@@ -240,6 +251,9 @@ class Exporter:
         name = next(key for key, dtype in MODEL_DTYPES.items() if dtype == self.dtype)
         key = "torch_dtype" if "torch_dtype" in config else "dtype"
         kept = {name: value for name, value in config.items() if name != "quantization_config"}
+        if self._kept:
+            text = {**text_config(kept), TABLE_DTYPE: dtype_name(FP8)}
+            kept = {**kept, "text_config": text} if "text_config" in kept else text
         _write_json(directory / "config.json", {**kept, key: name})
 
 

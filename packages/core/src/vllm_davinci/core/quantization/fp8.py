@@ -4,6 +4,7 @@ MXFP4: two numbers of 4 bits (1 of sign, 2 of exponent, 1 of mantissa) in a byte
 low half, and a power of two for each 32 of a row (OCP Microscaling Formats, 1.0).
 """
 
+import re
 from collections.abc import Container, Iterator, Sequence
 from typing import NamedTuple
 
@@ -21,6 +22,8 @@ INTEGERS = "W8A8_DYNAMIC"  # scheme of fp8 weights converted to integers
 # Suffixes of scale names, after the weight's name.
 SCALES = ("_scale_inv", "_scale")
 _RELEASED_SCALE = ".scale"  # DeepSeek-V4's files name the scales of `X.weight` `X.scale`
+# Rows of a table of n-grams, in parts with one scale: `X.shard_N.weight`, `X.weight_scale`.
+_ROWS = re.compile(r"^(?P<table>.+)\.shard_\d{1,9}\.weight$")
 PACKED = (torch.int8, torch.uint8)  # dtypes of packed MXFP4 weights, [out, in / 2]
 _FP4 = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.bfloat16)
 INPUT_SCALE = "input_scale"  # input scale of an fp8 product, which is not computed here
@@ -77,6 +80,12 @@ def weight_of(name: str) -> str | None:
     return f"{prefix}.weight" if prefix != name else None
 
 
+def table_of(name: str) -> str | None:
+    """`X.weight` for the rows `X.shard_N.weight` of a table; None for other tensors."""
+    found = _ROWS.match(name)
+    return f"{found['table']}.weight" if found else None
+
+
 def is_scale(name: str) -> bool:
     """True if a tensor of that name holds scales of an fp8 weight or of its input."""
     return name.endswith(INPUT_SCALE) or weight_of(name) is not None
@@ -84,9 +93,15 @@ def is_scale(name: str) -> bool:
 
 def scale_of(name: str, names: Container[str]) -> str | None:
     """The name of a weight's scales among `names`, or None."""
-    known = [f"{name}{ending}" for ending in SCALES]
+    known = [f"{table_of(name) or name}{ending}" for ending in SCALES]
     known += [f"{name.removesuffix('.weight')}{_RELEASED_SCALE}"]
     return next((each for each in known if each in names), None)
+
+
+def missing_scale(name: str) -> str:
+    """The name of the scales that a weight lacks, for messages."""
+    table = table_of(name)
+    return f"{table}{SCALES[1]}" if table else f"{name}{SCALES[0]}"
 
 
 def blocks_of(dtype: torch.dtype, blocks: Block | None) -> Block | None:

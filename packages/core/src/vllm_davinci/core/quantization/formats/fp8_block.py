@@ -4,8 +4,9 @@
 rows), ceil(in / columns)] for blocks, usually of 128 x 128, [out, 1] for rows, [1] for the tensor,
 in any floating dtype. compressed-tensors calls it `X.weight_scale`, DeepSeek-V4 `X.scale`; routed
 experts of DeepSeek-V4 may be MXFP4 (`quantization.fp8`). A layer's experts may be one
-tensor with a leading expert dimension. Loading converts such a checkpoint to floats (vLLM's
-quantization `fp8`, `compressed-tensors`) or to W8A8_DYNAMIC (`ascend`).
+tensor with a leading expert dimension. A table of n-grams (Qwen3.8-Flash-Next) stays fp8, with one
+scale `X.weight_scale` for its parts `X.shard_N.weight`. Loading converts other weights to floats
+(vLLM's quantization `fp8`, `compressed-tensors`) or to W8A8_DYNAMIC (`ascend`).
 """
 
 from __future__ import annotations
@@ -39,15 +40,17 @@ from vllm_davinci.core.quantization.fp8 import (
     expected,
     fits,
     has_scales,
+    missing_scale,
     require_scale,
     scale_of,
+    table_of,
     weight_of,
 )
 from vllm_davinci.core.quantization.scheme import FLOAT
 from vllm_davinci.core.quantization.tensors import dtype_name
 from vllm_davinci.core.weight_files.files import StoredTensor
 from vllm_davinci.core.weight_files.issues import CheckReport
-from vllm_davinci.core.weight_files.layer_names import FUSED_LAYERS
+from vllm_davinci.core.weight_files.layer_names import EXPERT, FUSED_LAYERS
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -124,10 +127,15 @@ class Fp8Weights(Format):
         Raises CheckpointError if a weight or its scales are missing.
         """
         waiting: dict[str, tuple[str, torch.Tensor]] = {}
+        tables: dict[str, torch.Tensor] = {}
         # The reader holds one weight while the next is made, so two spares take turns.
         spares: deque[torch.Tensor] = deque(maxlen=2)
         for name, tensor in weights:
             if name.endswith(INPUT_SCALE):
+                continue
+            if tensor.dtype == DTYPE and (table := table_of(name)):
+                tables[table] = torch.empty_like(tensor, device="meta")
+                yield name, tensor
                 continue
             key = weight_of(name) or name
             if key == name and not has_scales(name, tensor.dtype):
@@ -149,6 +157,11 @@ class Fp8Weights(Format):
             _keep(spares, made["weight"])
             for part, values in made.items():
                 yield f"{key.removesuffix('.weight')}.{part}", values
+        for table, rows in tables.items():
+            scale_name, of_table = waiting.pop(table, None) or (f"{table}{SCALES[1]}", None)
+            require_scale(table, rows, scale_name, of_table, None)
+            assert of_table is not None
+            yield scale_name, of_table
         for key, (name, tensor) in waiting.items():
             if key == name:
                 require_scale(key, tensor, f"{key}{SCALES[0]}", None, self.blocks)
@@ -159,18 +172,23 @@ class Fp8Weights(Format):
 
     def check(self, tensors: Mapping[str, StoredTensor], report: CheckReport) -> None:
         """Checks that every fp8 weight has its scales, and that no other scales exist."""
+        weights = {
+            name: tensor for name, tensor in tensors.items() if has_scales(name, tensor.dtype)
+        }
+        scaled = weights.keys() | {table_of(name) for name in weights}
+        lacking: dict[str, str] = {}
         for name, tensor in tensors.items():
             key = weight_of(name)
             if key is not None:
-                if key not in tensors or not has_scales(key, tensors[key].dtype):
+                if key not in scaled:
                     report.problem(name, "belongs to no fp8 weight")
                 continue
-            if not has_scales(name, tensor.dtype):
+            if name not in weights:
                 continue
-            scale, blocks = scale_of(name, tensors), blocks_of(tensor.dtype, self.blocks)
+            blocks = None if table_of(name) else blocks_of(tensor.dtype, self.blocks)
+            scale = scale_of(name, tensors)
             if scale is None:
-                kind = "fp8" if tensor.dtype == DTYPE else "MXFP4"
-                report.problem(f"{name}{SCALES[0]}", f"is missing: the weight is {kind}")
+                lacking[missing_scale(name)] = "fp8" if tensor.dtype == DTYPE else "MXFP4"
             elif not tensors[scale].dtype.is_floating_point or not fits(
                 tensor.shape, tensors[scale].shape, blocks
             ):
@@ -180,6 +198,8 @@ class Fp8Weights(Format):
                     f"is {dtype_name(found.dtype)} {list(found.shape)} and must have a floating "
                     f"dtype and {expected(tensor.shape, blocks)}",
                 )
+        for name, kind in lacking.items():
+            report.problem(name, f"is missing: the weight is {kind}")
 
 
 def _blocks_of_groups(config: Mapping[str, Any]) -> list[Any]:
@@ -229,6 +249,10 @@ def integer_types(names: Iterable[str]) -> dict[str, str]:
         name: INTEGERS if scale_of(name, listed) and not _FLOAT_PRODUCTS.search(name) else FLOAT
         for name in weights
     }
+    experts = {name: match["experts"] for name in weights if (match := EXPERT.match(name))}
+    scaled = {prefix for name, prefix in experts.items() if types[name] == INTEGERS}
+    # One expert without scales is an error, which names them.
+    types |= {name: INTEGERS for name, prefix in experts.items() if prefix in scaled}
     for parts in FUSED_LAYERS.values():
         for name in weights:
             if not name.endswith(f".{parts[0]}.weight"):

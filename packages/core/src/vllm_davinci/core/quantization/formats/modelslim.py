@@ -13,6 +13,8 @@ from vllm.transformers_utils.repo_utils import get_hf_file_to_dict
 from vllm_davinci.core.errors import CheckpointError, CoreError, UnsupportedFeatureError
 from vllm_davinci.core.quantization.config import DESCRIPTION, DESCRIPTIONS, NAME
 from vllm_davinci.core.quantization.format import FORMATS, Checkpoint, Format, Weights
+from vllm_davinci.core.quantization.fp8 import DTYPE as FP8
+from vllm_davinci.core.quantization.fp8 import missing_scale
 from vllm_davinci.core.quantization.layer_check import check_layer, extra_names
 from vllm_davinci.core.quantization.scheme import (
     FLOAT,
@@ -223,7 +225,14 @@ class QuantDescription(Format):
     ) -> None:
         lacking: dict[str, str] = {}
         extra = extra_names()
-        for name in tensors:
+        of_fp8 = {
+            missing_scale(f"{prefix}.weight")
+            for prefix, weight in layers.items()
+            if weight.dtype == FP8
+        }
+        for name in sorted(of_fp8 - tensors.keys()):
+            report.problem(name, "is missing: the weight is fp8")
+        for name in tensors.keys() - of_fp8:
             prefix, _, part = name.rpartition(".")
             if part in extra and prefix not in layers:
                 lacking.setdefault(f"{prefix}.weight", name)
