@@ -135,7 +135,7 @@ void BridgeReceiver::take_in_obstacle(std::span<const std::byte> content) {
   require(content.empty() || content.size() == sizeof(Obstacle));
   Obstacle& obstacle = theirs().obstacle;
   obstacle.state.store(1, std::memory_order_release);
-  // The state is not copied: it says that this host's copy is whole.
+  // The state is not copied, because it tells whether this host's copy is complete.
   constexpr size_t kText = offsetof(Obstacle, sequence);
   if (!content.empty()) {
     std::memcpy(reinterpret_cast<std::byte*>(&obstacle) + kText, content.data() + kText,

@@ -21,7 +21,7 @@ using std::chrono::steady_clock;
 constexpr const char* kNotNotified = "vnpu: EI0002: ";
 constexpr milliseconds kLivenessInterval{50};
 constexpr milliseconds kArrivalInterval{20};
-// For the other hosts to hear that a rank leaves.
+// Time for other hosts to learn that a rank leaves.
 constexpr std::chrono::seconds kLeaveLimit{5};
 constexpr std::chrono::seconds kFailureGrace{5};
 // Ranks in step meet within this time. Two ranks on two cores, 8 KiB all_reduce and a host sync:

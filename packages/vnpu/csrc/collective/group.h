@@ -21,7 +21,7 @@ namespace vnpu {
 // One rank's membership in a group of ranks that communicate.
 class Group {
  public:
-  // Joins, without waiting for the other ranks. An empty name: the invitation has the name.
+  // Joins without waiting for the other ranks. An empty name takes the invitation's.
   Group(const Meeting& meeting, uint32_t ranks, uint32_t rank, int device, std::string name,
         TimeLimits limits);
   // All ranks are on this host.

@@ -16,7 +16,7 @@ void end_parallel_threads() {
   using Pause = int (*)(int);
   constexpr int kSoft = 1;  // omp_pause_soft: OpenMP's settings stay
   const auto pause = reinterpret_cast<Pause>(::dlsym(RTLD_DEFAULT, "omp_pause_resource_all"));
-  if (pause != nullptr) pause(kSoft);  // fails inside a region, whose process nobody should fork
+  if (pause != nullptr) pause(kSoft);  // fails inside a region: do not fork there
 }
 
 void mark_copy() {

@@ -81,7 +81,7 @@ class Observer {
   virtual void on_deadlock(const std::string& /*text*/) {}
 };
 
-// All observers. With none, an event costs a comparison.
+// All observers. Without any, notifying of an event costs one comparison.
 class Observers {
  public:
   // The process's observers, by its settings; never destroyed.

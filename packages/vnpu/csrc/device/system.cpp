@@ -52,7 +52,7 @@ uint32_t System::device_count() {
 bool System::is_open() { return exists; }
 
 System::System() : visible_(visible_devices(Configuration::instance())) {
-  faults::open_plan();  // a plan that is wrong stops the program before anything else
+  faults::open_plan();  // a wrong plan stops the program before anything else
   // Never destroyed either: its threads run until the process ends.
   executor_ = new Executor(Configuration::instance(), Observers::instance());
   default_streams_.resize(visible_.size());

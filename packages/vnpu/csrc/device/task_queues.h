@@ -47,7 +47,7 @@ class TaskQueues {
   bool wait_outside(Lock& lock);
   // Waits inside the head of this stream.
   void wait_inside(Stream& stream, Lock& lock);
-  // Sleeps until a task ends, at most until `until`, and not for long: who wakes looks again.
+  // Sleeps until a task ends, but only briefly and at most until `until`; the caller checks again.
   void wait_for_progress(std::chrono::steady_clock::time_point until, Lock& lock);
 
   // --- host threads that wait, and the thread that takes over when there is none ---------------

@@ -22,7 +22,7 @@ namespace {
 
 constexpr int64_t kNsPerS = 1'000'000'000;
 
-// None for clocks of processors and threads, which no wait is measured by.
+// None for clocks of processors and threads, which measure no wait.
 std::optional<Call> call_of(clockid_t clock) {
   switch (clock) {
     case CLOCK_MONOTONIC:

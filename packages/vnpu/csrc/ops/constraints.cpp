@@ -86,7 +86,7 @@ class Constraints {
   explicit Constraints(const Operator& op)
       : name_(op.name), allowed_(op.declared().rules), rows_(rows_of(allowed_)) {
     const Configuration& configuration = Configuration::instance();
-    // The documents say nothing of other generations.
+    // The documents do not cover other generations.
     const unsigned chip =
         static_cast<unsigned>(configuration.chip->generation) & (kA2 | kA3 | k310P);
     if (!configuration.is_reference && chip != 0 && (allowed_.chips & chip) == 0) {

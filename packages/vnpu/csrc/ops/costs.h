@@ -55,7 +55,7 @@ int64_t bytes_of(const TensorView& view);
 timing::Arithmetic arithmetic_of(const TensorView& view);
 // Adds `operations` on each element of the largest operand.
 void for_each_element(const Call& call, timing::Work& work, int64_t operations);
-// The cost of an operator that does nothing else.
+// The cost of an operator that only computes N operations per element.
 template <int64_t kOperations>
 void elements(const Call& call, timing::Work& work) {
   for_each_element(call, work, kOperations);

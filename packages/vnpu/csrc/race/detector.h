@@ -88,8 +88,8 @@ class Detector final : public Observer {
   // Waits of libraries' own threads, which do not order the program's accesses.
   std::map<std::thread::id, VectorClock> library_threads_;
   HostMemory host_memory_;  // captured launches count only when they are replayed
-  // Launches whose accesses are not reported yet. Until they are, uses that later ones stand for
-  // are kept as well, so that findings do not depend on when accesses are reported.
+  // Launches whose accesses are not reported yet. Until they are, superseded uses are kept as well,
+  // so that findings do not depend on when accesses are reported.
   std::map<const Task*, LaunchPtr> untold_;
   std::set<std::string> said_;
   uint64_t found_ = 0;

@@ -1,4 +1,4 @@
-// Times of collectives: the part of a machine that depends on links.
+// Times of collectives, which depend on the machine's links.
 
 #include <algorithm>
 #include <string>

@@ -30,7 +30,7 @@ OVERRIDES: tuple[Override, ...] = (
     Override(
         what="torch.cuda.{Stream, Event, stream, current_stream, ...} point to torch.npu's",
         where=("core.device.torch_cuda_names:install",),
-        why="the V2 runner names them literally",
+        why="the V2 runner hard-codes these names",
         upstream={
             "v1/worker/gpu/async_utils.py": ("torch.cuda.Event(blocking=True)",),
             "v1/worker/gpu/pp_utils.py": ("torch.cuda.Stream(",),
@@ -54,7 +54,7 @@ OVERRIDES: tuple[Override, ...] = (
             "core.runner.prompt_logprobs:AdaptersPromptLogprobs",
             "core.runner.rope_positions:NPURopeState",
         ),
-        why="the V2 runner names the classes of its parts in its code; no platform chooses them",
+        why="the V2 runner hard-codes the classes of its parts; no platform chooses them",
         upstream={
             RUNNER: (
                 "self.req_states = RequestState(",

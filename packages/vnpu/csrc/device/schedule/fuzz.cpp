@@ -10,7 +10,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-constexpr milliseconds kIdleHost{20};  // when the host is away for so long, work goes on
+constexpr milliseconds kIdleHost{20};  // after this time without a host call, work continues
 
 class FuzzSchedule final : public Schedule {
  public:

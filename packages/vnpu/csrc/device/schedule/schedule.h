@@ -40,7 +40,7 @@ std::unique_ptr<Schedule> make_threads_schedule(TaskQueues& queues);
 // shows as a wrong result.
 std::unique_ptr<Schedule> make_fuzz_schedule(TaskQueues& queues, uint64_t seed);
 
-// The one that VNPU_SCHEDULE names.
+// The schedule that VNPU_SCHEDULE names.
 std::unique_ptr<Schedule> make_schedule(const Configuration& configuration, TaskQueues& queues);
 
 }  // namespace vnpu

@@ -156,7 +156,7 @@ VNPU_OPERATOR(TransposeBatchMatMul,
   if (scale) {
     y = y.reshape({y.size(0), 1, -1}) * float_scales(*scale);
     store(out, out.tensor.scalar_type() == at::kChar ? to_int8(y) : y);
-  } else if (split > 1) {  // the joint last dimension in `split` parts, outermost
+  } else if (split > 1) {  // the last dimension in `split` parts, outermost
     const int64_t rows = y.size(0);
     store(out, y.reshape({rows, split, -1}).transpose(0, 1));
   } else {

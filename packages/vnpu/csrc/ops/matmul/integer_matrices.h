@@ -17,12 +17,11 @@ Tensor unpack_int4(const Tensor& packed);
 Tensor pack_int4(const Tensor& values);
 
 // A matrix of integers as int8. int32 memory holds 4-bit integers, packed along the dimension that
-// is contiguous; `rows`: how many the matrix must have, which tells the packed dimension of a
-// Scales as float32. 64-bit integers are in aclnnTransQuantParam's format: a float's bits in the
-// low half.
+// is contiguous; `rows`: the matrix's number of rows, by which a transposed one, packed along its
+// rows, is recognized.
 Tensor integer_matrix(const Tensor& matrix, int64_t rows);
 
-// Scales as float32. 64-bit integers are what aclnnTransQuantParam makes: a float's bits in the low
+// Scales as float32. 64-bit integers have aclnnTransQuantParam's format: a float's bits in the low
 // half.
 Tensor float_scales(const Tensor& scales);
 

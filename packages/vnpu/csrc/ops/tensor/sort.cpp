@@ -25,7 +25,7 @@ void set_when(bool wanted, const DynamicOut& out, const Tensor& result) {
 
 }  // namespace
 
-// Always stable, as a device's result may be used with either promise.
+// Always stable, which also serves callers that do not require it.
 VNPU_OPERATOR(Sort,
               (const Tensor& self, bool, int64_t dim, bool descending, Out values, Out indices),
               {.cost = elements<32>,

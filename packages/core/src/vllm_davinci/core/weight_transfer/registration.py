@@ -8,7 +8,7 @@ from vllm.distributed.weight_transfer.factory import (
 from vllm_davinci.core.config.registered_names import HCCL_ENGINE, IPC_ENGINE
 
 _FOLDER = "vllm_davinci.core.weight_transfer"
-# Name -> module, and its names of the worker's end and the trainer's end.
+# Name -> module, and its classes for the worker's end and the trainer's end.
 _ENGINES = {
     HCCL_ENGINE: ("hccl_engine", "HCCLWeightTransferEngine", "HCCLTrainerWeightTransferEngine"),
     IPC_ENGINE: ("ipc_engine", "NPUIPCWeightTransferEngine", "NPUIPCTrainerWeightTransferEngine"),
