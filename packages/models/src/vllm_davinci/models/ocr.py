@@ -1,5 +1,5 @@
-"""GLM-OCR and PaddleOCR-VL, whose encoders make the starts of images on the host and copy them to
-the device: attention, which needs them on the host, gets them from here instead of back from it.
+"""GLM-OCR and PaddleOCR-VL. Their encoders make the starts of images on the host and copy them to
+the device; this module keeps the host's copy for attention, which needs it.
 """
 
 from typing import Any
@@ -45,7 +45,8 @@ class NPUGlmOcrForConditionalGeneration(GlmOcrForConditionalGeneration):
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
-        if isinstance(self.visual, GlmOcrVisionTransformer):  # without images vLLM leaves a layer
+        # Without images vLLM leaves a layer in place of the encoder.
+        if isinstance(self.visual, GlmOcrVisionTransformer):
             self.visual.__class__ = _GlmOcrEncoder
 
 

@@ -20,7 +20,7 @@ class Source(StrEnum):
 class Setting(NamedTuple):
     """A value that was given or decided. The last setting of a key counts.
 
-    key:    dotted for options of `additional_config`; else vLLM's name, or a variable's
+    key:    dotted for options of `additional_config`, else vLLM's name or a variable's name
     reason: a clause, or the user's words; may be empty
     """
 

@@ -31,7 +31,7 @@ class StepSplitter:
 
     scheduler:  None if dual-batch overlap is off: DP ranks then exchange only whether they prefill
     decode_query_len: tokens of a decoding request
-    takes_images: whether the model takes multimodal input, whose graphs hold whole steps
+    takes_images: whether the model takes multimodal input; its graphs then hold whole steps
     """
 
     def __init__(

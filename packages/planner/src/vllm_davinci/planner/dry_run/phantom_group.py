@@ -193,7 +193,7 @@ class PhantomGroup(dist.ProcessGroup):
         return FakeWork()
 
     def _subscribe(self, sent: torch.Tensor) -> None:
-        """Acts as the readers of a message queue if the broadcast tensor is its handle.
+        """Subscribes for the phantom readers if the broadcast tensor is a message queue's handle.
 
         They read nothing: messages to other nodes go through sockets, which drop what does not fit.
         """

@@ -546,7 +546,7 @@ def bits_of(text: str, element: str) -> int:
         return int.from_bytes(struct.pack("<e", value), "little")
     if element == "f32":
         return int.from_bytes(struct.pack("<f", value), "little")
-    if element == "bf16":  # what is printed is exact
+    if element == "bf16":  # the printed value is exact
         return int.from_bytes(struct.pack("<f", value), "little") >> 16
     if value == 0:
         return 0

@@ -82,7 +82,7 @@ class MLAPreprocess:
             self._down = () if weight is None else weight.tensor_split([self.q_lora_rank], dim=1)
 
     def scheduler_of(self, metadata: NPUMLAMetadata) -> StreamScheduler | None:
-        """The scheduler if the step decodes on every DP rank, so runs on two streams; or None."""
+        """The scheduler if the step decodes on every DP rank, for two streams; otherwise None."""
         return self._scheduler if metadata.is_decode_everywhere else None
 
     def __call__(
