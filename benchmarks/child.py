@@ -25,7 +25,7 @@ def run_child(
     """Runs `python arguments` silently; raises RuntimeError with its last lines if it fails.
 
     Returns its output.
-    environment: the child's variables; None: those of this process
+    environment: the child's variables; None: this process's
     """
     inherited = os.environ if environment is None else environment
     process = subprocess.run(

@@ -79,8 +79,7 @@ def pytest_collectreport(report: pytest.CollectReport) -> None:
 
 
 def _last_words(report: pytest.TestReport | pytest.CollectReport) -> str:
-    """Returns why a test was skipped, or its error's first line without traceback. For a passed
-    test, returns the kernels that it launched, if a plugin recorded them.
+    """Returns why a test was skipped, or its error's first line without traceback.
 
     For a test that passed, returns the kernels that it launched, if a plugin recorded them.
     """

@@ -15,7 +15,7 @@ class StepTrace:
     """Tasks on one rank's streams during one step. Times in microseconds.
 
     begin, end: of the step on the host's clock, from request to answer
-    tasks:      of that rank, in the order in which they began
+    tasks: of that rank, by begin
     """
 
     begin: float

@@ -21,7 +21,8 @@ from vllm_davinci.multistream import Interleave, StreamPool, communicate
 T = TypeVar("T")
 
 REPETITIONS = 15
-# Pairs of interleaved and bare sums. Rounds are short, so that both run at the same machine speed.
+# Interleaved and bare all-reduces alternate in short rounds, so that both run at the same machine
+# speed.
 ROUNDS, ROUNDS_PER_COUNT = 61, 10
 DEPTH = 20  # frames between a model's root and its collectives, as in vLLM's models
 HIDDEN = 512

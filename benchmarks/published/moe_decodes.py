@@ -16,7 +16,9 @@ LAYERS = 48
 
 @dataclass(frozen=True)
 class Launches:
-    """Host calls for one layer of a decode step; `operators` and `collectives` exclude graphs."""
+    """Host calls per layer of a decode step; `operators` and `collectives` are launched outside
+    graphs.
+    """
 
     told: str
     graphs: int = 0

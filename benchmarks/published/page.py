@@ -32,7 +32,7 @@ from vllm_davinci.planner.deployments.table import Checkpoint
 from vllm_davinci.vnpu.timing.variants import WITHOUT
 
 CHIP, TOPOLOGY = "ascend910b2", "two-meshes-of-8"
-# The next chip and its topology, with a smaller share of communication.
+# The next chip and its topology, where communication takes a smaller share of a step.
 NEXT_CHIP, NEXT_TOPOLOGY = "ascend910c", "supernode"
 LIMIT_S = 1800.0
 

@@ -1,7 +1,7 @@
 """Time to the first token of a prompt with its KV cache on the host, compared with recomputing it.
 
-One engine alternates between a new prompt and one whose blocks are on the host only. The rate of
-its loads is compared with one contiguous copy of the same size from pinned memory.
+One engine alternates between a new prompt and a prompt that has its blocks only on the host. The
+rate of its loads is compared with one contiguous copy of the same size from pinned memory.
 """
 
 import argparse

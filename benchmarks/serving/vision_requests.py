@@ -113,8 +113,7 @@ def change_form(server: ServerProcess, method: str) -> None:
 def bench(
     server: ServerProcess, model: Path, args: argparse.Namespace, requests: int, seed: int
 ) -> dict[str, Any]:
-    """Returns the results saved by `vllm bench serve`; raises RuntimeError with its last lines if
-    it fails.
+    """Returns the results saved by `vllm bench serve`.
 
     Raises RuntimeError with its last lines if it fails.
     """

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
-# Package -> modules that its sources may import, besides modules outside this table.
+# Package -> modules of this table that its sources may import.
 MAY_IMPORT = {
     "multistream": {"torch", "greenlet"},
     "operators": {"torch"},
@@ -58,8 +58,7 @@ OURS = {f"vllm_davinci.{name}" for name in MAY_IMPORT}
 ROOT = Path(__file__).parents[2]
 PRESENT = sorted(name for name in MAY_IMPORT if (ROOT / "packages" / name / "src").is_dir())
 
-# Core's folders and root files from bottom to top: each imports only from those above it in this
-# list.
+# Core's folders and root files: each imports only from entries above it in this list.
 CORE_FOLDERS = (
     "errors",
     "log",

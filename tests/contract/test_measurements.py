@@ -22,7 +22,7 @@ STAMP = re.compile(
 
 
 def releases_behind(changelog: str, version: str) -> int:
-    """Returns how many releases are newer. changelog: a package's, newest release first"""
+    """Returns the number of newer releases. changelog: a package's, newest release first"""
     return re.findall(r"^## (\d+\.\d+\.\d+)", changelog, re.MULTILINE).index(version)
 
 

@@ -69,7 +69,7 @@ def reference(zoo: Callable[[str], Path]) -> Callable[[str], TransformersReferen
 
 @pytest.fixture(scope="module")
 def start_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Any]]:
-    """Starts engines in separate processes; those that still run end with the module."""
+    """Starts engines in separate processes; the module's end stops them."""
     started: list[EngineProcess] = []
 
     def start(model: Path, **options: Any) -> EngineProcess:

@@ -1,4 +1,4 @@
-"""Context parallelism: tokens equal those of an engine with an undivided cache."""
+"""Context parallelism: tokens equal an engine's with an undivided cache."""
 
 from typing import Any
 

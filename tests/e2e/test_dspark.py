@@ -1,4 +1,4 @@
-"""DSpark of DeepSeek-V4: drafts change no token, and equal those of its equations."""
+"""DSpark of DeepSeek-V4: drafts change no token, and equal its equations' drafts."""
 
 import random
 from pathlib import Path

@@ -89,7 +89,7 @@ def test_evicted_blocks_come_back_bit_by_bit(checkpoint, options, repository, st
             assert got == expected
         else:
             assert_near(got, expected)
-    # The host loaded at least the first prompts, of which the device kept no block.
+    # At least the first prompts were loaded, because the device kept none of their blocks.
     assert loaded >= 2 * 4 * BLOCK_TOKENS
 
 

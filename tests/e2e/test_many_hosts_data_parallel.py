@@ -29,8 +29,8 @@ EACH_END = pytest.mark.parametrize(
 V3, TOP3 = "deepseek_v3_moe", "qwen3_moe_unnormalized_top3_of_16"
 DENSE = "llama_head64_gqa4"
 MAX_TOKENS = 16
-# Time limits: until the other host names the ended one, and from then until its processes have
-# ended. vLLM takes long for the latter on a busy machine.
+# Time limits: until the other host names the ended host, and then until its own processes end,
+# which takes long on a busy machine.
 NAMED_S, ENDED_S = 30, 120
 EXPERTS = ["--enable-expert-parallel", "--api-server-count=1"]
 MEETING = ["--data-parallel-address=10.77.0.1", "--data-parallel-rpc-port=13345"]

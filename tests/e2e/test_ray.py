@@ -19,7 +19,7 @@ pytestmark = pytest.mark.thorough
 MODEL = "llama_head64_gqa4"
 MAX_TOKENS = 24
 RAY_LIMIT_S, LIMIT_S = 120.0, 400.0
-# Ray's defaults: 30 s to start, and a secret left in the user's home.
+# Without these, Ray has 30 s to start, and leaves a secret in the user's home.
 RAY = {
     "RAY_raylet_start_wait_time_s": "120",
     "RAY_AUTH_MODE": "disabled",

@@ -30,9 +30,9 @@ from vllm_davinci_testing.engines.vision_reference import AUTO_CLASS, MAX_TOKENS
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
 # Width and height: one image, several, an edge of one merged patch, smaller windows at edges.
 SIZES = [[(112, 84)], [(56, 140), (28, 28), (196, 56)], [(84, 84)] * 4, []]
-# Images, then videos (frames, width, height). An odd number of frames is padded by one. Positions
-# in time stay below those in space: beyond that, vLLM continues as the model's authors do, and
-# transformers gives text the positions of late frames.
+# Images, then videos (frames, width, height). An odd number of frames is padded by one. Videos are
+# short enough that no frame's position in time exceeds its positions in space: for longer videos
+# vLLM and transformers number the text after them differently.
 VIDEOS = [([], [(5, 112, 56)]), ([(56, 84)], [(4, 56, 112), (7, 140, 56)])]
 FPS = [3.0, 2.5]
 FAMILIES = sorted(

@@ -1,4 +1,4 @@
-"""A trainer sends a server new weights over HCCL: bit for bit those of a fresh engine."""
+"""A trainer sends a server new weights over HCCL; they equal a fresh engine's bit for bit."""
 
 import os
 import subprocess

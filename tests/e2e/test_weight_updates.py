@@ -1,4 +1,4 @@
-"""A running engine gets new weights: bit for bit those of a fresh engine, also in graphs."""
+"""A running engine's new weights equal a fresh engine's bit for bit, also in graphs."""
 
 from collections.abc import Iterator
 from functools import cached_property

@@ -164,7 +164,7 @@ def test_an_operator_is_seen_where_an_earlier_step_had_none(run: Interleave) -> 
     for depth in (0, 1, 4):
         run.run([lambda: deep(9, reduced)] * 2)
         assert (run.num_switches, run.num_unswitched) == (2, 0)
-        # Relative to the call without the operator: as deep, one frame deeper, and less deep.
+        # Call depths with the operator: equal to, then below the depth without it.
         part = lambda: deep(9 - depth, torch.ops.multistream_later_test.reduced)  # noqa: B023, E731
         run.run([part] * 2)
         assert (run.num_switches, run.num_unswitched) == (0, 2)

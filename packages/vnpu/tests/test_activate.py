@@ -36,7 +36,7 @@ def test_activate_before_torch_makes_devices_appear_in_children_too() -> None:
 
 @pytest.mark.nightly("planning")
 def test_activate_after_torch_npu_was_loaded_is_refused(tmp_path: pathlib.Path) -> None:
-    # A copy of the libraries acts as those installed on the machine.
+    # The copy takes the place of libraries installed on the machine.
     shutil.copytree(vnpu.library_directory(), tmp_path / "lib64")
     environment = {**PLAIN, "LD_LIBRARY_PATH": str(tmp_path / "lib64")}
     done = python("import torch\nfrom vllm_davinci import vnpu; vnpu.activate()", environment)

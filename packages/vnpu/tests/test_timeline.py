@@ -67,7 +67,7 @@ def test_a_wait_lasts_until_the_awaited_task_ends(traced: pathlib.Path) -> None:
     (wait,) = named(trace, "event wait")
     assert wait.stream == second.stream != first.stream
     assert wait.begin < first.end <= wait.end <= second.begin
-    # Of 100 ms, starting and waking up take the rest.
+    # The wait is busy only while it starts and wakes up, not for all of its 100 ms.
     assert wait.busy[1] - wait.busy[0] < 50_000
 
 

@@ -1,4 +1,4 @@
-"""The tokens that a rank stores and sends equal those of a loop over all tokens."""
+"""A rank stores and sends the same tokens as a loop over all tokens."""
 
 from itertools import product
 

@@ -109,8 +109,8 @@ def write(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Path
 def spoilt(
     stored: Stored,
 ) -> Iterator[tuple[str, dict[str, Tensor], dict[str, Any] | None, set[str]]]:
-    """Yields each change's name, its tensors and description, and names of which the error must
-    contain one.
+    """Yields each change's name, its tensors and description, and names; the error must contain one
+    of them.
     """
     for name, tensor in stored.tensors.items():
 

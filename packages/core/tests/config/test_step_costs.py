@@ -134,7 +134,7 @@ def test_the_file_of_this_engine_is_found(asked, costs, monkeypatch):
 
 def test_a_found_file_refines_enabled_features_and_enables_none(asked, costs, monkeypatch):
     assert resolved(asked, Files(costs), monkeypatch) == costs
-    # Otherwise a warning says that they have no effect.
+    # If dbo options were set, a warning would say that they have no effect.
     assert not get_config(asked).dbo.model_fields_set
     assert resolved(asked, Files(costs), monkeypatch, dbo={"enabled": True}) == costs
     dbo = get_config(asked).dbo

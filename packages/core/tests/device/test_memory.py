@@ -145,7 +145,7 @@ def test_the_missing_bytes_and_the_flags_are_named(worker: SimpleNamespace):
 
 
 def test_the_length_that_fits_is_a_whole_number_of_blocks(worker: SimpleNamespace):
-    # The allocator may take up to a segment, here a block, more next time.
+    # A block equals a segment, which the allocator may take in addition next time.
     assert BLOCK_BYTES == memory.SMALL_SEGMENT_BYTES
     with pytest.raises(DeviceError, match="lower --max-model-len to 256 or less"):
         check_kv_cache_budget(5 * BLOCK_BYTES - 1, worker)

@@ -26,7 +26,7 @@ def parallel(**changes: Any) -> Any:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Records how many NPUs are requested from a cluster of 8, of which 7 are free."""
+    """Records how many NPUs are requested from a cluster with 8 NPUs, 7 of them free."""
     asked: list[int] = []
 
     def counts(needed: int) -> tuple[int, int]:

@@ -1,4 +1,4 @@
-"""`overlap` sets single options, and contradicts none that is given."""
+"""`overlap` sets single options, but never one that is given."""
 
 import pickle
 import re

@@ -47,7 +47,7 @@ def rule(costs: MethodCosts | None, forced: CommunicationMethod | None = None) -
         (1, 1, CommunicationMethod.ALL_GATHER),
         (5, 1, CommunicationMethod.ALL_GATHER),  # both take 30: the first wins
         (6, 1, CommunicationMethod.ALL_TO_ALL),
-        (16, 1, CommunicationMethod.ALL_TO_ALL),  # the ratio stays that of the last size
+        (16, 1, CommunicationMethod.ALL_TO_ALL),  # larger sizes keep the last size's ratio
         (100, 1, CommunicationMethod.ALL_TO_ALL),
         (50, 2, CommunicationMethod.ALL_GATHER),
     ],

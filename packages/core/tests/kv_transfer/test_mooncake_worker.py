@@ -1,4 +1,4 @@
-"""Only the listener of another engine's worker notices that this worker has ended."""
+"""Another engine's worker counts as ended if nothing listens on its port."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""Encoders' copies and reads give the same values with and without the mode, and never wait."""
+"""In the mode HostValues, encoders' copies and reads give the usual values and never wait."""
 
 from collections.abc import Callable
 from typing import Any

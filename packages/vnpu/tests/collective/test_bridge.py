@@ -1,6 +1,4 @@
-"""Groups over two hosts: bits and checks equal those of a single host, and failed ranks are
-named.
-"""
+"""Groups over two hosts give a single host's bits and checks, and name failed ranks."""
 
 import json
 import re

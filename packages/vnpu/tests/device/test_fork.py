@@ -48,7 +48,7 @@ def test_no_child_is_forked_if_it_would_lose_a_report(tmp_path) -> None:
 
 @pytest.mark.nightly("operators")
 def test_a_child_forked_after_the_devices_are_open_gets_an_error_at_once() -> None:
-    """Forks while another thread launches, so that some forks happen while a lock is held."""
+    """Forks while another thread launches and sometimes holds a lock."""
     result = run_program(
         PRODUCT
         + """

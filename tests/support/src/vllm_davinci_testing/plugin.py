@@ -99,7 +99,7 @@ def let_children_be_interrupted() -> None:
 
 
 def use_virtual_npus_without_a_chip() -> None:
-    """torch imports torch_npu, which needs CANN's libraries: those of a chip or vnpu's."""
+    """torch imports torch_npu, which needs CANN's libraries, real or virtual."""
     if find_spec("vllm_davinci") is None or find_spec("vllm_davinci.vnpu") is None:
         return
     from vllm_davinci.vnpu import ActivationError, activate

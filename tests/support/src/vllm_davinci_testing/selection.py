@@ -80,7 +80,7 @@ class Selection:
         items[:] = [item for item in items if item not in gone]
 
     def _reason_against(self, item: pytest.Item) -> str | None:
-        """Returns the group because of which a case is left out; None if the case runs."""
+        """Returns the group that leaves a case out; None if the case runs."""
         group = group_of(item)
         if self._is_all or self._is_by_marks:
             return None

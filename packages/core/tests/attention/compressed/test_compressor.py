@@ -41,7 +41,8 @@ CONFIG = DeepseekV4Config(
     num_hidden_layers=1,
 )
 BLOCK_SIZE, NUM_BLOCKS = 128, 400
-# Each step has tokens of two requests at different positions in a group, so that groups stay open.
+# Steps have tokens of two requests at different positions in a group, so that a group is always
+# incomplete.
 CUTS = {
     "whole": ([300], [137]),
     "one_by_one_at_the_end": ([259, *[1] * 9], [0, 0, 5, *[1] * 7]),

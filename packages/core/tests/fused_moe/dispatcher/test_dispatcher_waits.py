@@ -1,4 +1,4 @@
-"""Ranks wait only for the rows sent to their experts."""
+"""Ranks wait only for rows sent to their experts."""
 
 import json
 from pathlib import Path

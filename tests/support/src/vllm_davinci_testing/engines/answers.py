@@ -5,7 +5,7 @@ from vllm import SamplingParams
 from vllm_davinci_testing.engines.dp_engines import DPEngines
 from vllm_davinci_testing.engines.split_engines import random_prompts
 
-# For one prompt: each token, with its logprob and those of the likeliest tokens.
+# For one prompt: each token, with its logprob and the likeliest tokens' logprobs.
 Answer = list[tuple[int, dict[int, float]]]
 # Answers by kind of step.
 Answers = dict[str, list[Answer]]

@@ -103,7 +103,7 @@ def _released_name(name: str) -> str:
     return name
 
 
-# A routed expert's tensors: released names, and those of a reference with a module per expert.
+# A routed expert's tensors: released name -> name in a reference with a module per expert.
 _EXPERT_PARTS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 
 
@@ -247,7 +247,7 @@ class PredictingReference:
     """Runs transformers' modules like a checkpoint's MTP layer, in fp32."""
 
     def __init__(self, checkpoint: Path, directory: Path) -> None:
-        """directory: for a checkpoint whose last layer, head and norm are those of the MTP layer"""
+        """directory: receives a checkpoint with the MTP layer's last layer, head and norm"""
         self._model = TransformersReference(checkpoint).network
         own = load_file(checkpoint / MTP_FILE)
         config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))

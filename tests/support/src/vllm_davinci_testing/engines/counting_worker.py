@@ -135,8 +135,8 @@ class LaunchCountingWorker:
 class StepCountingWorker:
     """Mixed into the worker by vLLM's option worker_extension_cls.
 
-    Counts the whole process's waits from the beginning of a step to that of the next, including
-    outputs on another thread.
+    Counts the whole process's waits from the beginning of a step to the beginning of the next,
+    including outputs on another thread.
     """
 
     model_runner: Any

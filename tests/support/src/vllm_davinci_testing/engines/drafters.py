@@ -64,7 +64,7 @@ class KnowingDrafter(WrongDrafter):
 
 
 class GuessingDrafter(KnowingDrafter):
-    """Always drafts the same number of tokens, of which the first few (none to all) are right."""
+    """Always drafts the same number of tokens, and gets the first few (none to all) right."""
 
     def drafts(self, text: list[int]) -> list[int]:
         right = super().drafts(text)

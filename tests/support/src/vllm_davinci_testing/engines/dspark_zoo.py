@@ -92,7 +92,7 @@ class DSparkReference:
     """The equations of DSpark, with transformers' modules and no cache, in fp32."""
 
     def __init__(self, checkpoint: Path, directory: Path) -> None:
-        """directory: for a checkpoint whose last layers, head and norm are those of the drafter"""
+        """directory: receives a checkpoint with the drafter's last layers, head and norm"""
         self._model = TransformersReference(checkpoint).network
         self._own = load_file(checkpoint / FILE)
         config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))

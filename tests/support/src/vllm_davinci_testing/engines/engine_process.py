@@ -206,8 +206,7 @@ ENVIRONMENT = {
 def chip_for(dtype: str) -> dict[str, str]:
     """Selects a strict chip for 16 bits, because chips have no float32 attention.
 
-    The chip is the one that the run names, as in VNPU_SOC=reference:Ascend910_9391, also if the
-    whole run is strict.
+    The run names it, as in VNPU_SOC=reference:Ascend910_9391, also if the whole run is strict.
     """
     exact, _, chip = os.environ.get(VNPU_SOC, "").partition(":")
     return {VNPU_SOC: chip or STRICT_SOC} if exact == EXACT_SOC and dtype != "float32" else {}

@@ -47,7 +47,7 @@ def with_random_mtp(source: Path, destination: Path, seed: int = 0, count: int =
 def with_copied_mtp(source: Path, destination: Path, count: int) -> Path:
     """Copies `source`, with `count` copies of its trained MTP layer.
 
-    Their drafts are right about as often as those of one layer that runs `count` times.
+    They draft about as well as one layer that runs `count` times.
     """
     shutil.copytree(source, destination)
     path = destination / "config.json"

@@ -110,7 +110,7 @@ def written(
     """Returns a function that writes a family's checkpoint.
 
     tokens:      names that its processor requests from the tokenizer
-    more_tokens: special tokens after those of all families
+    more_tokens: special tokens that only this family has
     """
 
     def write(directory: Path) -> Path:

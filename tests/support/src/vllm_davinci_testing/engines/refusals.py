@@ -17,8 +17,8 @@ def refusal_of(model: Path, environment: Mapping[str, str] | None = None, **engi
     """Configures an engine as at its start; returns the error.
 
     model, engine: as EngineProcess takes them
-    environment: variables to set meanwhile; those of the virtual device have no effect, because
-        this process has already read them
+    environment: variables to set meanwhile; the virtual device's have no effect, because this
+    process has already read them
     """
     arguments = EngineArgs(model=str(model), **{**DEFAULTS, **engine})
     before = dict(os.environ)

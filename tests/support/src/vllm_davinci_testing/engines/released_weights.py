@@ -41,8 +41,8 @@ def write_network(
 
 
 def name_as_released(file: Path) -> None:
-    """Restores released names, which transformers 5 reads and vLLM needs: it omits a part of an
-    encoder's names, and adds one to those of an audio model's text.
+    """Restores released names, which transformers 5 reads and vLLM needs: transformers 5 writes an
+    encoder's names without one part, and the names of an audio model's text with an extra part.
     """
     with safe_open(file, "pt") as stored:
         metadata = stored.metadata()

@@ -87,7 +87,7 @@ class TransformersReference:
     def differing_tokens(
         self, prompts: Sequence[Sequence[int]], outputs: Sequence[Sequence[int]]
     ) -> tuple[int, int]:
-        """Counts tokens that are not the greedy choice: those with close logits, and all others."""
+        """Counts tokens that are not the greedy choice: with close logits, and others."""
         close = wrong = 0
         for prompt, tokens in zip(prompts, outputs, strict=True):
             rows = self.continuation_logits(prompt, tokens)

@@ -34,7 +34,9 @@ def plain(name: str) -> str:
 
 
 def place_of(row: Constraint) -> tuple[str, str]:
-    """Returns a chip and CANN release that have the rule, preferably those of most tests."""
+    """Returns a chip and CANN release that have the rule, if possible the chip and release of most
+    tests.
+    """
     soc = next(soc for chip, soc in _SOCS.items() if chip in row.chips.split(", "))
     return soc, "8.5" if row.since <= "8.5" <= row.until else row.since
 

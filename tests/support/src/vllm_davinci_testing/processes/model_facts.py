@@ -1,8 +1,8 @@
 """Fills vLLM's cache of facts about model classes, which an engine's configuration reads.
 
 For a class that is not cached, vLLM imports itself in a new process, which takes 12 s of processor
-time per architecture on a new machine. Here one fork of a process that has imported vLLM finds all
-architectures' facts in about that time.
+time per architecture on a new machine. Here a fork of a process that has imported vLLM finds all
+architectures' facts, in about 12 s.
 """
 
 import importlib.util

@@ -125,7 +125,7 @@ with torch.npu.graph(graph):
 }
 
 # The host changes pinned memory that a copy may still read. Marked: the copy, and the line where
-# the race shows.
+# the race is reported.
 PLANTED_ON_HOST = {
     "written while the copy may not have run": """
 x.copy_(pinned, non_blocking=True)  # <-

@@ -7,7 +7,7 @@ INTERVAL_S = 0.05
 
 
 def becomes_true(condition: Callable[[], object], limit_s: float) -> bool:
-    """True if `condition` becomes true within the limit.
+    """Waits for `condition`; returns False after the limit.
 
     Only time in which this process runs counts, because a suspended machine also suspends the
     awaited process.
