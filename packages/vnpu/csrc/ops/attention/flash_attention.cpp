@@ -1,9 +1,11 @@
 // aclnnFlashAttentionScore in its versions: attention without a cache, as encoders use it. Dropout
 // and gradients belong to training.
 
+#include <algorithm>
 #include <cctype>
 
 #include "ops/attention/fused_attention.h"
+#include "ops/shared_rules.h"
 
 namespace vnpu::ops {
 namespace {
@@ -72,10 +74,53 @@ void flash(const Flash& flash) {
 static void attend_with_ends(const Call& call, Work& work) {
   cost_of_attention(call, work, call.integers("query_ends"), call.integers("key_ends"));
 }
+// Entries of a head of an argument. own: the rule's argument, query, key, layout, query_heads
+static int64_t entries_of_head(const RuleArguments& own, size_t index) {
+  const int64_t last = size_of(own.tensor(index), -1);
+  if (own.text(3).back() != 'H') return last;
+  const int64_t query = size_of(own.tensor(1), -1) / own.integer(4);
+  const int64_t key_heads = query == 0 ? 0 : size_of(own.tensor(2), -1) / query;
+  return index == 1 || key_heads == 0 ? query : last / key_heads;
+}
+static Rules rules_of_flash_attention() {
+  const std::vector<const char*> heads{"query", "key", "layout", "query_heads"};
+  return {
+      "ops-transformer attention/flash_attention_score: parameters in docs, AnalysisAxis and "
+      "InputDtypeCheck in aclnn_flash_attention_score.cpp",
+      {{"layout",
+        {one_of("BSH", "SBH", "BSND", "BNSD"),
+         fits("have a letter for each dimension of query", {"query"},
+              [](const RuleArguments& own) {
+                return own.text().size() == static_cast<size_t>(own.tensor(1).dims);
+              })}},
+       {"query_heads", between(1, 256)},
+       {"query",
+        {dtype(kFloats),
+         that("have heads of at most 768 entries", heads,
+              [](const RuleArguments& own) { return entries_of_head(own, 1) <= 768; })}},
+       {"key",
+        {same_dtype("query"), fits("have heads of the size of query's", heads,
+                                   [](const RuleArguments& own) {
+                                     return entries_of_head(own, 2) == entries_of_head(own, 1);
+                                   })}},
+       {"value",
+        {same_dtype("query"), fits("have heads of at most the size of query's", heads,
+                                   [](const RuleArguments& own) {
+                                     return entries_of_head(own, 0) <= entries_of_head(own, 1);
+                                   })}},
+       {"bias", same_dtype("query")},
+       {"drop_mask", dtype({at::kByte})},
+       {"mask", dtype({at::kBool, at::kByte})},
+       {"sparse_mode", one_of(0, 1, 2, 3, 4, 5, 6)},
+       {"softmax_max, softmax_sum", {present(), dtype({at::kFloat})}},
+       {"out", same_dtype("query")}},
+      {},
+      kBigChips};
+}
 VNPU_OPERATOR(FlashAttentionScore,
               (const Tensor& query, const Tensor& key, const Tensor& value, VNPU_FLASH_MASKS,
                const OptionalIntArray&, VNPU_FLASH_ATTRIBUTES, VNPU_FLASH_OUTPUTS),
-              {.tier = kT2, .cost = attend_with_ends}) {
+              {.tier = kT2, .cost = attend_with_ends, .rules = rules_of_flash_attention()}) {
   flash(VNPU_FLASH({}, {}, 1));
 }
 VNPU_OPERATOR(FlashAttentionScoreV2,

@@ -139,10 +139,18 @@ VNPU_OPERATOR(Dot, (const Tensor& self, const Tensor& tensor, Out out), {.cost =
 static void cost_of_baddbmm(const Call& call, Work& work) {
   multiply(work, call.tensor("batch1"), call.tensor("batch2"));
 }
+static Rules rules_of_baddbmm() {
+  return {"CheckDtypeValid, CheckShape in aclnn_baddbmm.cpp",
+          {{"self, batch1, batch2", dtype(kFloats), kOnBigChips},
+           {"self, batch1, batch2", dtype({at::kFloat, at::kHalf}), {.chips = k310P}},
+           {"batch1, batch2", dims(3, 3)},
+           {"batch2", inner_sizes_agree("batch1")},
+           {"out", same_dtype("self")}}};
+}
 VNPU_OPERATOR(Baddbmm,
               (const Tensor& self, const Tensor& batch1, const Tensor& batch2, const Scalar& beta,
                const Scalar& alpha, Out out, int8_t),
-              {.cost = cost_of_baddbmm}) {
+              {.cost = cost_of_baddbmm, .rules = rules_of_baddbmm()}) {
   require_floating({batch1, batch2});
   if (is_direct(out.tensor, self, batch1, batch2)) {
     at::baddbmm_out(out.tensor, self, batch1, batch2, beta, alpha);
@@ -162,6 +170,13 @@ VNPU_OPERATOR(Addr,
                const OptionalScalar& beta, const OptionalScalar& alpha, Out out),
               {.cost = elements<2>}) {
   store(out, at::addr(widen(self), widen(vec1), widen(vec2), beta.value_or(1), alpha.value_or(1)));
+}
+VNPU_OPERATOR(InplaceAddr,
+              (InOut self, const Tensor& vec1, const Tensor& vec2, const OptionalScalar& beta,
+               const OptionalScalar& alpha),
+              {.cost = elements<2>}) {
+  store(self, at::addr(widen(self.tensor), widen(vec1), widen(vec2), beta.value_or(1),
+                       alpha.value_or(1)));
 }
 
 // --- weights in FRACTAL_NZ

@@ -84,7 +84,11 @@ VNPU_INPLACE_TENSOR(InplaceLogicalAnd, at::logical_and_out, {.cost = elements<1>
 VNPU_INPLACE_TENSOR(InplaceLogicalOr, at::logical_or_out,
                     {.cost = elements<1>,
                      .rules = rules_of_two("DTYPE_SUPPORT_LIST in aclnn_logical_or.cpp", kNumbers)})
-VNPU_UNARY(LogicalNot, at::logical_not_out, {.cost = elements<1>})
+VNPU_UNARY(LogicalNot, at::logical_not_out,
+           {.cost = elements<1>,
+            .rules = {
+                "aclnn_logical_not.cpp: dtype_support_list, CheckShape",
+                {{"self, out", dtype(kRealAndBool), kOnBigChips}, {"out", same_sizes("self")}}}})
 VNPU_OPERATOR(InplaceLogicalNot, (InOut self), {.cost = elements<1>}) {
   self.tensor.logical_not_();
 }

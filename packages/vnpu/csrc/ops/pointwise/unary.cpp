@@ -92,7 +92,12 @@ VNPU_WIDENED_INPLACE(InplaceTan, at::tan, {.tier = kOther, .cost = elements<10>}
 // --- rounding and sign --------------------------------------------------------------------------
 
 VNPU_UNARY(Floor, at::floor_out, {.cost = elements<1>})
-VNPU_UNARY(Ceil, at::ceil_out, {.cost = elements<1>})
+static Rules rules_of_ceil() {
+  return {"aclnn_ceil.cpp: ASCEND910B_DTYPE_DTYPE_SUPPORT_LIST, CheckDtypeValid, CheckParamsCeil",
+          {{"self", dtype(with(kFloats, {at::kDouble})), kOnBigChips},
+           {"out", {same_dtype("self"), same_sizes("self")}}}};
+}
+VNPU_UNARY(Ceil, at::ceil_out, {.cost = elements<1>, .rules = rules_of_ceil()})
 VNPU_UNARY(Round, at::round_out,
            {.cost = elements<1>,
             .rules = {"ASCEND910B_DTYPE_DTYPE_SUPPORT_LIST in aclnn_round.cpp",

@@ -118,8 +118,21 @@ VNPU_OPERATOR(Max, (const Tensor& self, Out out), {.cost = elements<2>, .rules =
 VNPU_OPERATOR(Min, (const Tensor& self, Out out), {.cost = elements<2>, .rules = rules_of_max()}) {
   store(out, at::min(self));
 }
+static Check is_dimension_of_self() {
+  return fits("be a dimension of self", {"self"}, [](const RuleArguments& own) {
+    const int64_t dims = std::max<int64_t>(own.tensor(1).dims, 1);
+    return own.integer() >= -dims && own.integer() < dims;
+  });
+}
+static Rules rules_of_max_dim() {
+  return {"aclnn_max_dim.cpp: DTYPE_SUPPORT_GE910B_LIST, CheckDtypeValid, CheckDim",
+          {{"self", dtype(with(kFloats, {at::kLong, at::kBool})), kOnBigChips},
+           {"dim", is_dimension_of_self()},
+           {"out", same_dtype("self")},
+           {"indices", same_sizes("out")}}};
+}
 VNPU_OPERATOR(MaxDim, (const Tensor& self, int64_t dim, bool keep_dim, Out out, Out indices),
-              {.cost = elements<2>}) {
+              {.cost = elements<2>, .rules = rules_of_max_dim()}) {
   store_pair(out, indices, at::max(self, dim, keep_dim));
 }
 VNPU_OPERATOR(MinDim, (const Tensor& self, int64_t dim, bool keep_dim, Out out, Out indices),
@@ -153,11 +166,7 @@ VNPU_OPERATOR(AminmaxAll, (const Tensor& self, Out min, Out max), {.cost = eleme
 static Rules rules_of_arg_max() {
   return {"ops-math math/arg_max_v2/docs/aclnnArgMax.md, parameters",
           {{"self", dtype(kReal), kOnBigChips},
-           {"dim", fits("be a dimension of self", {"self"},
-                        [](const RuleArguments& own) {
-                          const int64_t dims = std::max<int64_t>(own.tensor(1).dims, 1);
-                          return own.integer() >= -dims && own.integer() < dims;
-                        })},
+           {"dim", is_dimension_of_self()},
            {"out", dtype({at::kInt, at::kLong})}}};
 }
 // The first of equal extremes; torch_npu flattens the input itself when no dim is given.

@@ -1,6 +1,7 @@
 // Tensors made from numbers: fills, ranges, identity and one-hot.
 
 #include <cmath>
+#include <limits>
 
 #include "device/memory.h"
 #include "ops/operator.h"
@@ -90,16 +91,33 @@ VNPU_OPERATOR(Eye, (int64_t rows, int64_t columns, Out out),
                           {"out", dims(2, 2)}}}}) {
   store(out, at::eye(rows, columns, out.tensor.options()));
 }
+static Rules rules_of_one_hot() {
+  return {"aclnn_one_hot.cpp: CheckDtypeValid, CheckMaxNumClasses, CheckAxisRange, CheckShapeValid",
+          {{"self", dtype(kIndices), kOnBigChips},
+           {"num_classes", between(0, std::numeric_limits<int32_t>::max())},
+           {"on, off", same_dtype("out")},
+           {"axis", that("be -1, or at most the dimensions of self", {"self"},
+                         [](const RuleArguments& own) {
+                           return own.integer() >= -1 && own.integer() <= own.tensor(1).dims;
+                         })},
+           {"out", dtype({at::kHalf, at::kFloat, at::kInt, at::kLong}), kOnBigChips},
+           {"out", fits("have the sizes of self, and numClasses at axis",
+                        {"self", "num_classes", "axis"}, [](const RuleArguments& own) {
+                          const TensorView& self = own.tensor(1);
+                          const int64_t axis = own.integer(3) < 0 ? self.dims : own.integer(3);
+                          bool same = own.tensor().dims == self.dims + 1;
+                          for (int i = 0; same && i <= self.dims; ++i) {
+                            same = size_of(own.tensor(), i) ==
+                                   (i == axis ? own.integer(2) : size_of(self, i - (i > axis)));
+                          }
+                          return same;
+                        })}}};
+}
 // A class outside [0, num_classes) has `off` everywhere.
 VNPU_OPERATOR(OneHot,
               (const Tensor& self, int32_t num_classes, const Tensor& on, const Tensor& off,
                int64_t axis, Out out),
-              {.cost = elements<1>}) {
-  require(num_classes >= 0, "numClasses must not be negative.");
-  if (axis < -1 || axis > self.dim()) {
-    refuse("axis is " + std::to_string(axis) + "; it must lie in [-1, " +
-           std::to_string(self.dim()) + "].");
-  }
+              {.cost = elements<1>, .rules = rules_of_one_hot()}) {
   const int64_t at_dim = axis == -1 ? self.dim() : axis;
   std::vector<int64_t> along(static_cast<size_t>(self.dim()) + 1, 1);
   along[static_cast<size_t>(at_dim)] = num_classes;

@@ -27,6 +27,27 @@ def test_addr_equals_torch(dtype: torch.dtype, m: int, n: int) -> None:
     )
 
 
+@pytest.mark.parametrize("name", ["addbmm_", "addmm_", "addmv_", "addr_", "baddbmm_"])
+@given(dtype=st.sampled_from(FLOATS))
+def test_nan_of_the_summand_is_ignored_with_a_factor_of_0(name: str, dtype: torch.dtype) -> None:
+    """As documented by torch and CANN; CANN's functions skip the sum then."""
+    sizes = {
+        "addbmm_": ((3, 5), (2, 3, 4), (2, 4, 5)),
+        "addmm_": ((3, 5), (3, 4), (4, 5)),
+        "addmv_": ((3,), (3, 4), (4,)),
+        "addr_": ((3, 5), (3,), (5,)),
+        "baddbmm_": ((2, 3, 5), (2, 3, 4), (2, 4, 5)),
+    }[name]
+    summand = torch.full(sizes[0], float("nan"), dtype=dtype)
+    one, other = (values(each, dtype, seed) for seed, each in enumerate(sizes[1:]))
+    out_of_place = getattr(torch, name.removesuffix("_"))
+    found = out_of_place(summand.npu(), one.npu(), other.npu(), beta=0)
+    expected = out_of_place(summand, one, other, beta=0)
+    compare(found, expected, **TOLERANCE[dtype])
+    in_place = getattr(summand.npu(), name)(one.npu(), other.npu(), beta=0)
+    compare(in_place, expected, **TOLERANCE[dtype])
+
+
 def test_product_with_nan_and_infinity_spreads_them_as_on_the_cpu() -> None:
     a = torch.tensor([[1.0, float("nan")], [float("inf"), 2.0], [0.0, 3.0]])
     b = torch.tensor([[0.0, 1.0], [1.0, 1.0]])

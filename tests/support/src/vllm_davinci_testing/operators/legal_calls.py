@@ -247,6 +247,14 @@ LEGAL: dict[str, dict[str, Any]] = {
         "input": f32(2, 3, 5, 4), "grid": f32(2, 6, 7, 2), "interpolation": 2, "padding": 1,
         "align_corners": False, "out": f32(2, 3, 6, 7),
     },
+    "FlashAttentionScore": {
+        "query": t(2, 7, 192), "key": t(2, 9, 96), "value": t(2, 9, 64), "bias": None,
+        "drop_mask": None, "padding_mask": None, "mask": Operand((7, 9), "bool"), "prefix": None,
+        "scale": 0.1, "keep_probability": 1.0, "pre_tokens": ALL, "next_tokens": ALL,
+        "query_heads": 4, "layout": "BSH", "inner_precise": 0, "sparse_mode": 0,
+        "softmax_max": f32(2, 4, 7, 8), "softmax_sum": f32(2, 4, 7, 8), "softmax_out": t(0),
+        "out": t(2, 7, 128),
+    },
     "ScatterPaKvCache": {
         "key": t(7, 2, 128), "key_cache": t(3, 128, 2, 128), "slot_mapping": i64(7),
         "value": t(7, 2, 128), "value_cache": t(3, 128, 2, 128), "compress_lens": None,
@@ -312,6 +320,10 @@ LEGAL: dict[str, dict[str, Any]] = {
     "Addmm": {
         "self": t(96), "mat1": t(7, 64), "mat2": t(64, 96), "beta": aclnn.Number(1.0),
         "alpha": aclnn.Number(1.0), "out": t(7, 96), "type": byte(0),
+    },
+    "Baddbmm": {
+        "self": t(2, 7, 96), "batch1": t(2, 7, 64), "batch2": t(2, 64, 96),
+        "beta": aclnn.Number(1.0), "alpha": aclnn.Number(1.0), "out": t(2, 7, 96), "type": byte(0),
     },
     "BatchMatMul": {"self": t(2, 7, 64), "mat2": t(2, 64, 96), "out": t(2, 7, 96), "type": byte(0)},
     "TransposeBatchMatMul": {
@@ -413,6 +425,7 @@ LEGAL |= {
     "InplaceAdd": {name: _TWO[name] for name in ("self", "other", "alpha")},
     "Adds": _NUMBER,
     "Abs": _FUNCTION,
+    "Ceil": _FUNCTION,
     "Exp2": _FUNCTION,
     "Round": _FUNCTION,
     "DivMods": {"self": t(7, 64), "other": aclnn.Number(2.0), "mode": 2, "out": t(7, 64)},
@@ -444,6 +457,7 @@ LEGAL |= {
     "GtScalar": {**_COMPARED, "other": aclnn.Number(2.0)},
     "GeScalar": {**_COMPARED, "other": aclnn.Number(2.0)},
     "Equal": {**_COMPARED, "out": of_bools(1)},
+    "LogicalNot": {"self": of_bools(7, 64), "out": of_bools(7, 64)},
     "LogicalOr": {name: of_bools(7, 64) for name in _COMPARED},
     "InplaceLogicalOr": {"self": of_bools(7, 64), "other": of_bools(7, 64)},
     "BitwiseAndScalar": {**_BITS, "other": aclnn.Number(2)},
@@ -476,6 +490,14 @@ LEGAL |= {
         "self": t(7, 64), "pad": ints(0, 0, 0, 1), "value": aclnn.Number(0.0), "out": t(8, 64),
     },
     "Linspace": {"start": aclnn.Number(0.0), "end": aclnn.Number(6.0), "steps": 7, "out": f32(7)},
+    "OneHot": {
+        "self": i64(7), "num_classes": word(5), "on": f32(1), "off": f32(1), "axis": -1,
+        "out": f32(7, 5),
+    },
+    "UpsampleBilinear2d": {
+        "self": t(2, 3, 5, 4), "output_size": ints(6, 7), "align_corners": False, "scales_h": 0.0,
+        "scales_w": 0.0, "out": t(2, 3, 6, 7),
+    },
     "Eye": {"rows": 7, "columns": 64, "out": t(7, 64)},
     "IndexPutImpl": {
         "self": t(7, 64), "indices": [i64(5)], "values": t(5, 64), "accumulate": False,
@@ -506,6 +528,7 @@ LEGAL |= {
     "Any": {"self": of_bools(7, 64), "dims": ints(1), "keep_dims": False, "out": of_bools(7)},
     "All": {"self": of_bools(7, 64), "dims": ints(1), "keep_dims": False, "out": of_bools(7)},
     "Max": {"self": t(7, 64), "out": t()},
+    "MaxDim": {"self": t(7, 64), "dim": 1, "keep_dim": False, "out": t(7), "indices": i64(7)},
     "Min": {"self": t(7, 64), "out": t()},
     "Nonzero": {"self": t(7, 64), "out": i64(448, 2)},
     "InplaceMaskedFillScalar": {
