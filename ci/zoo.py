@@ -130,8 +130,7 @@ def served_with_media(family: str, work: Path) -> dict[str, Any]:
         return without_tokens(error)
     found = {**compared(served.differences), "waits": max(served.waits, default=None)}
     if is_equal(found):
-        said = [zoo.waits_for] if found["waits"] else []
-        found["reason"] = "; ".join([*said, *([zoo.changed] if zoo.changed else [])])
+        found["reason"] = zoo.changed
     return found
 
 

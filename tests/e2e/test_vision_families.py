@@ -13,9 +13,10 @@ from vllm_davinci_testing.engines.multimodal_zoo import FAMILIES
 from vllm_davinci_testing.plugin import EXACT_SOC
 
 # LLaVA uses the output of an encoder layer before the last. Pixtral's definition copies tables from
-# the host, GLM-ASR's reads back lengths. Gemma4, PaddleOCR-VL and Qwen3-ASR call operators without
-# rules; `nox -s zoo` serves them.
-NAMES = ("glm5_next", "glm_ocr", "glmasr", "llava", "minimax_m3_vl", "pixtral", "qwen3_5")
+# the host, GLM-ASR's reads back lengths. Aria, Idefics3 and SmolVLM call operators without rules;
+# `nox -s zoo` serves them.
+NAMES = ("gemma4", "glm5_next", "glm_ocr", "glmasr", "llava", "minimax_m3_vl", "paddleocr_vl")
+NAMES += ("pixtral", "qwen3_5", "qwen3_asr")
 RACES = {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:3"}
 
 

@@ -4,10 +4,12 @@ from importlib.metadata import entry_points
 
 import pytest
 from vllm.model_executor.models import ModelRegistry
+from vllm.model_executor.models.aria import AriaForConditionalGeneration
 from vllm.model_executor.models.deepseek_mtp import DeepSeekMTP
 from vllm.model_executor.models.deepseek_v2 import DeepseekV2ForCausalLM, DeepseekV3ForCausalLM
 from vllm.model_executor.models.gemma4_mm import Gemma4ForConditionalGeneration
 from vllm.model_executor.models.glm_ocr import GlmOcrForConditionalGeneration
+from vllm.model_executor.models.idefics3 import Idefics3ForConditionalGeneration
 from vllm.model_executor.models.interfaces import (
     supports_eagle,
     supports_eagle3,
@@ -29,6 +31,7 @@ from vllm.model_executor.models.qwen3_5 import (
 )
 from vllm.model_executor.models.qwen3_moe import Qwen3MoeForCausalLM
 from vllm.model_executor.models.qwen3_vl import Qwen3VLForConditionalGeneration
+from vllm.model_executor.models.smolvlm import SmolVLMForConditionalGeneration
 from vllm.models.kimi_k3.amd.linear import KimiLinearForCausalLM
 from vllm.models.kimi_k3.amd.model import KimiK3ForConditionalGeneration
 
@@ -52,10 +55,12 @@ SEQUENCE_PARALLEL = {
 }
 VLLMS = {
     **SEQUENCE_PARALLEL,
+    "AriaForConditionalGeneration": AriaForConditionalGeneration,
     "DeepSeekMTPModel": DeepSeekMTP,
     "DeepseekV32MTPModel": DeepSeekMTP,
     "Gemma4ForConditionalGeneration": Gemma4ForConditionalGeneration,
     "GlmOcrForConditionalGeneration": GlmOcrForConditionalGeneration,
+    "Idefics3ForConditionalGeneration": Idefics3ForConditionalGeneration,
     "InternS1ForConditionalGeneration": InternS1ForConditionalGeneration,
     "InternVLForConditionalGeneration": InternS1ForConditionalGeneration,
     "KimiK3ForConditionalGeneration": KimiK3ForConditionalGeneration,
@@ -67,6 +72,7 @@ VLLMS = {
     "Qwen3_5ForConditionalGeneration": Qwen3_5ForConditionalGeneration,
     "Qwen3_5MoeForConditionalGeneration": Qwen3_5MoeForConditionalGeneration,
     "Qwen3VLForConditionalGeneration": Qwen3VLForConditionalGeneration,
+    "SmolVLMForConditionalGeneration": SmolVLMForConditionalGeneration,
 }
 
 

@@ -27,6 +27,7 @@ DRAFTERS = {
 MODELS = {
     **SEQUENCE_PARALLEL,
     **DRAFTERS,
+    "AriaForConditionalGeneration": "vllm_davinci.models.idefics3:NPUAriaForConditionalGeneration",
     "DeepseekV4ForCausalLM": "vllm_davinci.models.deepseek_v4:NPUDeepseekV4ForCausalLM",
     "Gemma4ForConditionalGeneration": (
         "vllm_davinci.models.gemma4:NPUGemma4ForConditionalGeneration"
@@ -37,6 +38,9 @@ MODELS = {
     ),
     "GlmOcrForConditionalGeneration": "vllm_davinci.models.ocr:NPUGlmOcrForConditionalGeneration",
     "HYV4ForCausalLM": "vllm_davinci.models.hy_v4:NPUHYV4ForCausalLM",
+    "Idefics3ForConditionalGeneration": (
+        "vllm_davinci.models.idefics3:NPUIdefics3ForConditionalGeneration"
+    ),
     "InternS1ForConditionalGeneration": (
         "vllm_davinci.models.internvl:NPUInternS1ForConditionalGeneration"
     ),
@@ -73,6 +77,9 @@ MODELS = {
     ),
     "Qwen3VLForConditionalGeneration": (
         "vllm_davinci.models.qwen3_vl:NPUQwen3VLForConditionalGeneration"
+    ),
+    "SmolVLMForConditionalGeneration": (
+        "vllm_davinci.models.idefics3:NPUSmolVLMForConditionalGeneration"
     ),
 }
 

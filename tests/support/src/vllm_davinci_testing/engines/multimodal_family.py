@@ -40,7 +40,6 @@ class MultimodalFamily:
     modality:   "image" or "audio"
     auto_class: name of transformers' class
     engine:     arguments of vllm.LLM
-    waits_for:  number of host waits in the definition per encoder call
     changed:    what `change` changes in transformers' network, and why
     """
 
@@ -49,7 +48,6 @@ class MultimodalFamily:
     modality: str = "image"
     auto_class: str = "AutoModelForImageTextToText"
     engine: tuple[tuple[str, Any], ...] = ()
-    waits_for: str = ""
     changed: str = ""
     change: Callable[[Any], None] = lambda network: None
 

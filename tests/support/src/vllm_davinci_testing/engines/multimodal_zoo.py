@@ -166,8 +166,30 @@ def _idefics3(
     }
     return MultimodalFamily(
         written(config, processor, tokens=names),
-        waits_for="its definition looks at the pixels for images that are nothing but padding",
     )
+
+
+def _aria() -> MultimodalFamily:
+    """Squares of 7 rows and columns of patches: images of other shapes are padded."""
+    side, patch = 980, 140  # the side is its processor's
+
+    def config() -> transformers.PretrainedConfig:
+        return transformers.AriaConfig(
+            text_config=text_fields("aria_text", moe_num_experts=4, moe_num_shared_experts=1),
+            vision_config=vision_fields("idefics3_vision", image_size=side, patch_size=patch),
+            image_token_index=IDS[IMAGE],
+            projector_patch_to_query_dict={(side // patch) ** 2: 32},
+        )
+
+    def processor(tokenizer: Any) -> transformers.ProcessorMixin:
+        return transformers.AriaProcessor(
+            image_processor=transformers.AriaImageProcessor(),
+            tokenizer=tokenizer,
+            chat_template=tokenizer.chat_template,
+            size_conversion={side: 32},
+        )
+
+    return MultimodalFamily(written(config, processor, tokens={"image_token": IMAGE}))
 
 
 def _qwen2_audio() -> MultimodalFamily:
@@ -243,6 +265,7 @@ def _of_vision_zoo(name: str) -> MultimodalFamily:
 
 
 FAMILIES: dict[str, MultimodalFamily] = {
+    "aria": _aria(),
     "cohere2_vision": _cohere2_vision(),
     "gemma3": MultimodalFamily(write_gemma3, place=gemma3_prompt("", "")),
     "idefics3": _idefics3(),
@@ -269,7 +292,6 @@ FAMILIES: dict[str, MultimodalFamily] = {
 # Families without a checkpoint here, and the reason. Others only wait for a small configuration and
 # a processor.
 UNMADE = {
-    "aria": "vLLM's encoder sees the padding of images of other shapes, which transformers masks",
     "qianfan_ocr": "transformers writes its tensors under names that vLLM does not read",
     "diffusion_gemma": "writes blocks by diffusion: no greedy token follows from those before it",
     "gemma3n": "its encoder of images is in the package timm",
