@@ -280,18 +280,24 @@ def test_released_types_become_floats_or_integers(
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("keys", [{}, INT8_KEYS], ids=["float_keys", "int8_keys"])
 def test_data_parallel_ranks_of_which_one_is_idle_give_the_same_tokens(
-    zoo: Zoo, reference: Reference, start_engine: StartEngine
+    keys: dict[str, Any],
+    zoo: Zoo,
+    reference: Reference,
+    int8_reference: TransformersReference,
+    start_engine: StartEngine,
 ):
+    expected = int8_reference if keys else reference(MODEL)
     prompts = random_prompts([259, 3, 10, 17])
     # Graphs are requested and turned off: with graphs, an idle rank would wait for steps that the
     # other rank does not run.
-    options = {"enable_expert_parallel": True, **IN_PARTS, **LONG, "async_scheduling": True}
+    options = {"enable_expert_parallel": True, **IN_PARTS, **LONG, **keys, "async_scheduling": True}
     with DPEngines(start_engine, zoo(MODEL), 2, environment=RACES, **options) as engines:
         # The second rank either ends before the other's first prompt, or has no request.
         for given in (prompts, prompts[:1]):
             outputs = engines.generate(given, GREEDY)
-            assert_greedy(reference(MODEL), given, outputs, MAX_TOKENS)
+            assert_greedy(expected, given, outputs, MAX_TOKENS)
         assert not engines.engines[0].scheduler_settings()["async_scheduling"]
 
 
@@ -329,17 +335,26 @@ def test_preempted_and_cached_prompts_give_the_same_tokens_and_no_layer_waits(
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("options", [{}, {**TWO_RANKS, "enforce_eager": False}])
+@pytest.mark.parametrize(
+    ("options", "blocks"),
+    [({}, 100), ({**TWO_RANKS, "enforce_eager": False}, 100), (INT8_KEYS, 140)],
+)
 def test_evicted_rows_of_all_kinds_come_back_from_the_host(
-    options: dict[str, Any], zoo: Zoo, reference: Reference, start_engine: StartEngine
+    options: dict[str, Any],
+    blocks: int,
+    zoo: Zoo,
+    reference: Reference,
+    int8_reference: TransformersReference,
+    start_engine: StartEngine,
 ):
+    expected = int8_reference if "attention_config" in options else reference(MODEL)
     limits = {"max_num_seqs": 2, "max_num_batched_tokens": 64}
-    asked = {**few_blocks(100), **LONG, **limits, "kv_offloading_size": 0.25, **options}
+    asked = {**few_blocks(blocks), **LONG, **limits, "kv_offloading_size": 0.25, **options}
     prompts = random_prompts([259, 300, 140, 257], seed=4)
     with start_engine(zoo(MODEL), environment=RACES, **asked) as engine:
         for _ in range(2):
             before = engine.metrics()["vllm:external_prefix_cache_hits"]
-            assert_generates(engine, reference(MODEL), prompts, MAX_TOKENS)
+            assert_generates(engine, expected, prompts, MAX_TOKENS)
         loaded = engine.metrics()["vllm:external_prefix_cache_hits"] - before
     assert loaded >= 2 * 128
 

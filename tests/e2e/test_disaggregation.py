@@ -1,5 +1,6 @@
 """Prefill in one engine, decode in another: one engine's tokens, whatever fails."""
 
+import json
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -140,6 +141,11 @@ WHOLE_PROMPTS = (
     '--additional-config={"ascend_scheduler_config": {"enabled": true}}',
 )
 BF16 = {"dtype": "bfloat16"}
+KEYS = {"indexer_kv_dtype": "int8"}
+INT8_KEYS = (
+    (*SHORT[0], f"--attention-config={json.dumps(KEYS)}"),
+    {**SHORT[1], "attention_config": KEYS},
+)
 OF_TEXT = ("--language-model-only",), {"language_model_only": True}
 
 
@@ -161,7 +167,9 @@ OF_TEXT = ("--language-model-only",), {"language_model_only": True}
         ),
         pytest.param("deepseek_v4", 1, *SHORT, marks=THOROUGH, id="compressed"),
         pytest.param("deepseek_v4", 2, *SHORT, marks=THOROUGH, id="compressed_two_ranks"),
+        pytest.param("deepseek_v4", 1, *INT8_KEYS, marks=THOROUGH, id="compressed_int8_keys"),
         pytest.param("deepseek_v32", 1, *SHORT, marks=THOROUGH, id="sparse_mla"),
+        pytest.param("hy_v4", 1, *SHORT, marks=THOROUGH, id="sinks"),
         pytest.param("minimax_m3", 1, *OF_TEXT, marks=THOROUGH, id="chosen_blocks"),
         pytest.param("minimax_m3", 2, *OF_TEXT, marks=THOROUGH, id="chosen_blocks_two_ranks"),
     ],

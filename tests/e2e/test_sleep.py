@@ -40,6 +40,7 @@ LORA: dict[str, Any] = {"enable_lora": True, "max_loras": 2, "max_lora_rank": 8}
         pytest.param(
             "qwen3_moe_softmax_top2_of_8", {}, {}, id="experts", marks=pytest.mark.thorough
         ),
+        pytest.param("hy_v4", GRAPHS, RACES, id="sinks", marks=pytest.mark.thorough),
     ],
 )
 def test_tokens_are_equal_before_and_after_sleep(

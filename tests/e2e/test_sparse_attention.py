@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 from vllm import SamplingParams
 
 from vllm_davinci.core.export.exporter import Exporter
+from vllm_davinci_testing.engines.dp_engines import DPEngines
 from vllm_davinci_testing.engines.fixture_types import Engines, Prompts, Reference, StartEngine, Zoo
 from vllm_davinci_testing.engines.generating import (
     FUZZED,
@@ -22,7 +23,7 @@ from vllm_davinci_testing.engines.generating import (
 )
 from vllm_davinci_testing.engines.int8_checkpoint import input_ranges
 from vllm_davinci_testing.engines.preemption import COUNTED, assert_no_layer_waits, few_blocks
-from vllm_davinci_testing.engines.transformers_reference import TransformersReference
+from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
 
 DEEPSEEK, SHARED, SINKS = "deepseek_v32", "glm_dsa_shared", "hy_v4"
 MAX_TOKENS = 24
@@ -56,24 +57,36 @@ def test_tokens_equal_those_of_transformers_in_any_order_that_events_allow(
         pass
 
 
+@pytest.mark.parametrize("model", [DEEPSEEK, pytest.param(SINKS, marks=pytest.mark.thorough)])
 def test_preempted_and_offloaded_requests_give_the_same_tokens_and_no_layer_waits(
-    zoo: Zoo, reference: Reference, start_engine: StartEngine, prompts: Prompts
+    model: str, zoo: Zoo, reference: Reference, start_engine: StartEngine, prompts: Prompts
 ):
     # Requests outgrow their first block at different times, and the cache has half of the needed
     # blocks.
     chosen = [prompt for prompt in prompts if 105 <= len(prompt) <= 128][:8]
     assert len(chosen) == 8
     with start_engine(
-        zoo(DEEPSEEK), environment=RACES, kv_offloading_size=0.1, **COUNTED, **few_blocks(10)
+        zoo(model), environment=RACES, kv_offloading_size=0.1, **COUNTED, **few_blocks(10)
     ) as engine:
-        assert_no_layer_waits(engine, reference(DEEPSEEK), chosen, MAX_TOKENS)
+        assert_no_layer_waits(engine, reference(model), chosen, MAX_TOKENS)
         longer = [[*prompts[4], *prompts[i][:70]] for i in (3, 5)]  # they share a full block
         for _ in range(2):
-            assert_generates(engine, reference(DEEPSEEK), longer, MAX_TOKENS)
-            assert_generates(engine, reference(DEEPSEEK), prompts[:8], MAX_TOKENS)
+            assert_generates(engine, reference(model), longer, MAX_TOKENS)
+            assert_generates(engine, reference(model), prompts[:8], MAX_TOKENS)
         loaded = engine.metrics()
     hits = {name: value for name, value in loaded.items() if "external_prefix_cache_hits" in name}
     assert sum(hits.values()) > 0
+
+
+@pytest.mark.thorough
+def test_data_parallel_ranks_of_which_one_is_idle_give_the_same_tokens(
+    zoo: Zoo, reference: Reference, start_engine: StartEngine, prompts: Prompts
+):
+    options = {"enable_expert_parallel": True, **IN_PARTS}
+    with DPEngines(start_engine, zoo(SINKS), 2, environment=FUZZED, **options) as engines:
+        for given in (prompts[4:8], prompts[4:5]):
+            outputs = engines.generate(given, GREEDY)
+            assert_greedy(reference(SINKS), given, outputs, MAX_TOKENS)
 
 
 @pytest.mark.thorough
