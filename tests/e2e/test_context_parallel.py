@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from vllm import SamplingParams
 
+from vllm_davinci_testing.engines.deepseek_zoo import HEADS6
 from vllm_davinci_testing.engines.fixture_types import Reference, StartEngine, Zoo
 from vllm_davinci_testing.engines.graph_settings import decode_graphs
 from vllm_davinci_testing.engines.transformers_reference import assert_greedy
@@ -46,6 +47,8 @@ CASES = [
     case("dense_blocks_synchronous", DENSE, 2, 128, "a2a", async_scheduling=False),
     case("latent_runs_of_1", LATENT, 4, 1, "a2a"),
     case("latent_graphs_runs_of_16", LATENT, 2, 16, "ag_rs", **GRAPHS),
+    case("latent_graphs_padded_heads", HEADS6.name, 2, 16, "a2a", **GRAPHS),
+    case("latent_padded_heads", HEADS6.name, 2, 1, "ag_rs"),
     case("experts", "deepseek_v3_moe", 2, 1, "ag_rs", enable_expert_parallel=True, **GRAPHS),
 ]
 

@@ -14,7 +14,14 @@ from vllm_davinci.vnpu import timeline
 from vllm_davinci_testing.engines import deepseek_zoo, model_zoo
 from vllm_davinci_testing.engines.engine_process import EngineError, EngineProcess
 from vllm_davinci_testing.engines.fixture_types import Reference, StartEngine, Zoo
-from vllm_davinci_testing.engines.generating import as_inputs
+from vllm_davinci_testing.engines.generating import (
+    COMPOSED,
+    FUZZED,
+    IN_PARTS,
+    TWO_RANKS,
+    as_inputs,
+    paths,
+)
 from vllm_davinci_testing.engines.refusals import refusal_of
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
 
@@ -64,6 +71,14 @@ def test_a_rank_with_all_heads_of_a_large_model_computes_the_same(
     with start_engine(zoo(name)) as engine:
         outputs = engine.generate(as_inputs(chosen), GREEDY)
     assert_greedy(reference(name), chosen, outputs, MAX_TOKENS)
+
+
+@pytest.mark.parametrize(
+    "options", paths({"whole": COMPOSED, "tensor2_in_parts": {**TWO_RANKS, **IN_PARTS}})
+)
+def test_heads_that_decodes_pad_compute_the_same(options, exact_engine, batch):
+    with exact_engine(deepseek_zoo.HEADS6.name, batch, 24, environment=FUZZED, **options):
+        pass
 
 
 @pytest.mark.parametrize(

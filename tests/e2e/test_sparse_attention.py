@@ -26,6 +26,7 @@ from vllm_davinci_testing.engines.preemption import COUNTED, assert_no_layer_wai
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference, assert_greedy
 
 DEEPSEEK, SHARED, SINKS = "deepseek_v32", "glm_dsa_shared", "hy_v4"
+PADDED = "deepseek_v32_heads6"  # to 8
 MAX_TOKENS = 24
 GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
 
@@ -48,6 +49,7 @@ GREEDY = SamplingParams(temperature=0, max_tokens=MAX_TOKENS, ignore_eos=True)
             for model in (DEEPSEEK, SHARED, SINKS)
         ),
         pytest.param(DEEPSEEK, TWO_STAGES, id="pipeline2", marks=pytest.mark.thorough),
+        pytest.param(PADDED, IN_PARTS, id="padded_heads_in_parts", marks=pytest.mark.thorough),
     ],
 )
 def test_tokens_equal_those_of_transformers_in_any_order_that_events_allow(
@@ -156,6 +158,7 @@ def as_dense(sparse: Path, directory: Path) -> Path:
         (DEEPSEEK, None),
         (SHARED, None),
         (SINKS, None),
+        (PADDED, None),
         (DEEPSEEK, "W8A8_DYNAMIC"),
         (DEEPSEEK, "W8A8"),
     ],

@@ -31,7 +31,7 @@ BOUNDS = {torch.bfloat16: (0.05, 0.35), torch.float16: (0.0065, 0.05)}
 PERPLEXITY = {torch.bfloat16: 0.01, torch.float16: 0.002}
 
 # Heads of 64 and 128 with and without groups, windows, biases; heads of 80, padded to 128; MLA with
-# 4 and 128 heads of 32, also padded; routed experts; sinks.
+# 4, 6 (padded to 8) and 128 heads of 32, also padded; routed experts; sinks.
 MODELS = (
     ("llama_head64_gqa4", torch.bfloat16, A3),
     ("llama_head64_gqa4", torch.float16, A2),
@@ -44,6 +44,7 @@ MODELS = (
     ("deepseek_v3_dense", torch.bfloat16, A2),
     ("deepseek_v3_dense", torch.float16, A2),
     (deepseek_zoo.HEADS128.name, torch.bfloat16, A2),
+    (deepseek_zoo.HEADS6.name, torch.bfloat16, A3),
     ("deepseek_v3_moe", torch.bfloat16, A3),
     ("deepseek_v3_moe", torch.float16, A3),
     ("qwen3_moe_softmax_top2_of_8", torch.bfloat16, A2),

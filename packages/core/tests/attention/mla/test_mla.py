@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+import torch_npu
 from vllm.config import VllmConfig
 from vllm.forward_context import set_forward_context
 
@@ -20,6 +21,7 @@ from vllm_davinci.core.quantization.formats.modelslim import QuantDescription
 from vllm_davinci_testing.engines import deepseek_zoo
 from vllm_davinci_testing.layers.launch_counter import LaunchCounter
 from vllm_davinci_testing.layers.mla_layer import (
+    BLOCK,
     CHUNKED,
     HEADS,
     HIDDEN,
@@ -31,6 +33,7 @@ from vllm_davinci_testing.layers.mla_layer import (
     Step,
     with_streams,
 )
+from vllm_davinci_testing.processes.forked import output_of
 
 pytestmark = pytest.mark.usefixtures("registered")
 
@@ -46,6 +49,11 @@ YARN = {
 @pytest.mark.parametrize("q_lora_rank", [48, None], ids=["q_lora", "no_q_lora"])
 def test_every_step_equals_plain_attention(steps, q_lora_rank, vllm_config, device):
     Block(vllm_config, device, q_lora_rank=q_lora_rank).check(steps)
+
+
+@pytest.mark.parametrize("steps", STEPS.values(), ids=STEPS)
+def test_heads_padded_for_the_operator_equal_plain_attention(steps, vllm_config, device):
+    Block(vllm_config, device, heads=6).check(steps)
 
 
 @pytest.mark.parametrize("steps", [CHUNKED, MIXED], ids=["chunked", "mixed"])
@@ -256,6 +264,60 @@ def test_two_parts_of_a_step_equal_the_whole(vllm_config: VllmConfig, device: to
         torch.testing.assert_close(before, after, atol=1e-6, rtol=1e-6)
 
 
-def test_an_unsupported_head_count_names_the_option(vllm_config: VllmConfig, device: torch.device):
-    with pytest.raises(UnsupportedFeatureError, match=r"12 heads .*--tensor-parallel-size"):
-        Block(vllm_config, device, heads=12)
+def test_more_heads_than_the_operator_takes_are_refused_with_the_option(
+    vllm_config: VllmConfig, device: torch.device
+):
+    with pytest.raises(
+        UnsupportedFeatureError, match=r"129 heads .* padded to 128.*--tensor-parallel-size"
+    ):
+        Block(vllm_config, device, heads=129)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("heads", "taken"), [(3, 4), (6, 8), (12, 16), (96, 128)])
+def test_padded_heads_keep_the_bits_of_each_head_alone(dtype, heads, taken, vllm_config, device):
+    block = Block(vllm_config, device, dtype, heads=heads)
+    block.run([("a", 40), ("b", 127), ("c", 300)])
+    metadata = block.metadata([("a", 1), ("b", 1), ("c", 1)]).decode
+    assert metadata is not None
+    impl, cache, generator = block.wrapper.mla_attn.impl, block.cache, block.generator
+    assert impl.decode_heads == taken
+    ql_nope, q_pe = (
+        torch.randn(3, heads, size, generator=generator).to(device, dtype)
+        for size in (KV_LORA, ROPE)
+    )
+    found = impl.decode(ql_nope, q_pe, cache, metadata).unflatten(1, (heads, -1))
+    for head in range(heads):
+        own = slice(head, head + 1)
+        # The operator's order of sums depends on the number of heads, so this one is all of them.
+        query, query_rope = (each[:, own].repeat(1, taken, 1) for each in (ql_nope, q_pe))
+        out, _ = torch_npu.npu_fused_infer_attention_score(
+            query, cache.kv_c_flat, cache.kv_c_flat, query_rope=query_rope,
+            key_rope=cache.k_pe_flat, block_table=metadata.block_table,
+            actual_seq_lengths=metadata.actual_seq_lengths_q,
+            actual_seq_lengths_kv=metadata.seq_lens, num_heads=taken, num_key_value_heads=1,
+            scale=impl.scale, input_layout="TND_NTD", block_size=BLOCK,
+        )  # fmt: skip
+        alone = torch_npu.npu_transpose_batchmatmul(
+            out[own], impl.W_UV[own], perm_x1=(0, 1, 2), perm_x2=(0, 1, 2), perm_y=(1, 0, 2)
+        )
+        assert torch.equal(found[:, own], alone)
+
+
+OF_A_CHIP = """
+import torch
+from vllm_davinci.core.attention.head_sizes import mla_decode_heads, sparse_mla_heads
+
+for heads in (4, 6, 96):
+    sizes = heads, 512, 64, torch.bfloat16
+    print(mla_decode_heads(*sizes), sparse_mla_heads(*sizes))
+"""
+
+
+@pytest.mark.refused_calls
+@pytest.mark.parametrize(
+    ("release", "taken"),
+    [("8.3", ["32 4", "32 8", "128 128"]), ("8.5", ["4 4", "8 8", "128 128"])],
+)
+def test_heads_are_padded_to_the_next_number_that_a_release_takes(release: str, taken: list[str]):
+    assert output_of(OF_A_CHIP, VNPU_SOC="Ascend910B3", VNPU_CANN=release) == taken

@@ -48,6 +48,8 @@ DEEPSEEK = (
 
 # All heads of DeepSeek-R1, as on a rank without tensor parallelism.
 HEADS128 = deepseek("deepseek_v3_heads128_dense", "deepseek_v3", heads=128, q_lora_rank=96)
+# A number that decodes pad to 8, or to 4 on each of two ranks.
+HEADS6 = deepseek("deepseek_v3_heads6_dense", "deepseek_v3", heads=6, q_lora_rank=96)
 
 # DeepSeek-V3 and R1: a dense first layer, then shared experts and sigmoid scores with a bias.
 V3_EXPERTS: dict[str, Any] = {

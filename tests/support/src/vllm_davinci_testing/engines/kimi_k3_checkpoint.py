@@ -24,7 +24,8 @@ from vllm_davinci_testing.engines.model_zoo import fill_with_normal_weights, wri
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference
 from vllm_davinci_testing.engines.zoo_model import EOS_ID, VOCAB_SIZE
 
-HIDDEN, HEADS, HEAD, LATENT, EPS = 128, 4, 32, 64, 1e-5
+# Latent attention pads these heads to 8, or to 4 on each of two ranks.
+HIDDEN, HEADS, HEAD, LATENT, EPS = 192, 6, 32, 64, 1e-5
 Q_RANK, KV_RANK, NOPE, ROPE, VALUE = 48, 512, 32, 64, 32
 EXPERTS, TOP_K, INNER, SHARED, DENSE = 8, 2, 64, 2, 96
 BOUND, BLOCK, FULL_ATTENTION, NUM_LAYERS = -5.0, 2, (2, 4), 5

@@ -13,7 +13,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import nn
 
 from vllm_davinci_testing.engines.compressed_zoo import COMPRESSED, fill_streams_and_tables, release
-from vllm_davinci_testing.engines.deepseek_zoo import DEEPSEEK, HEADS128
+from vllm_davinci_testing.engines.deepseek_zoo import DEEPSEEK, HEADS6, HEADS128
 from vllm_davinci_testing.engines.hy_v4_checkpoint import HY_V4, release_hy_v4
 from vllm_davinci_testing.engines.hybrid_zoo import HYBRIDS
 from vllm_davinci_testing.engines.mixture_zoo import MIXTURES
@@ -66,7 +66,10 @@ ZOO = (
 )
 
 
-EVERY = (*ZOO, *DEEPSEEK, HEADS128, *MIXTURES, *HYBRIDS, *SPARSE, ALL_CHOSEN, *COMPRESSED, HY_V4)
+EVERY = (
+    *(*ZOO, *DEEPSEEK, HEADS6, HEADS128, *MIXTURES, *HYBRIDS),
+    *(*SPARSE, ALL_CHOSEN, *COMPRESSED, HY_V4),
+)
 # Models whose released tensor names differ from those that transformers writes.
 RELEASED = {
     **dict.fromkeys((model.name for model in COMPRESSED), release),

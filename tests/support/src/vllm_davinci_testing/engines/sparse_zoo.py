@@ -29,12 +29,12 @@ SPARSE_MLA: dict[str, Any] = {
 }
 
 
-def sparse(name: str, model_type: str, **options: Any) -> ZooModel:
+def sparse(name: str, model_type: str, heads: int = 4, **options: Any) -> ZooModel:
     return ZooModel(
         name,
         model_type,
-        num_heads=4,
-        num_kv_heads=4,
+        num_heads=heads,
+        num_kv_heads=heads,
         head_size=64,
         hidden_size=128,
         num_layers=3,
@@ -44,6 +44,7 @@ def sparse(name: str, model_type: str, **options: Any) -> ZooModel:
 
 SPARSE = (
     sparse("deepseek_v32", "deepseek_v32", n_group=2, topk_group=1),
+    sparse("deepseek_v32_heads6", "deepseek_v32", heads=6, n_group=2, topk_group=1),
     # The last layer attends to the tokens selected by the layer before.
     sparse(
         "glm_dsa_shared",

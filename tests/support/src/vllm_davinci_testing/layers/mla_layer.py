@@ -186,10 +186,10 @@ class Block:
         else:
             q, kv = linear(x, "q_proj"), linear(x, "kv_a_proj_with_mqa")
         nope, value_size = config.qk_nope_head_dim, config.v_head_dim
-        q_nope, q_pe = q.unflatten(-1, (HEADS, -1)).split([nope, ROPE], -1)
+        q_nope, q_pe = q.unflatten(-1, (-1, nope + ROPE)).split([nope, ROPE], -1)
         kv_c, k_pe = kv.split([KV_LORA, ROPE], -1)
         up = linear(norm(kv_c, weights["kv_a_layernorm.weight"]) + kv_bias(), "kv_b_proj")
-        k_nope, value = up.unflatten(-1, (HEADS, -1)).split([nope, value_size], -1)
+        k_nope, value = up.unflatten(-1, (-1, nope + value_size)).split([nope, value_size], -1)
         table = self.module.rotary_emb.cos_sin_cache.cpu().double()[: len(x)]
 
         # Pairs of adjacent entries, [tokens, heads, R].

@@ -1,4 +1,4 @@
-"""Head sizes, dtypes and batch sizes that the attention operator supports, found by asking it.
+"""Sizes and numbers of heads, dtypes and batch sizes that attention supports, found by asking.
 
 They depend on the CANN release and on the chip, and the documents of releases differ (8.5: 64 and
 128; 9.0: also others up to 256 with grouped heads). The operator checks sizes before it launches
@@ -21,6 +21,10 @@ from vllm_davinci.core.errors import UnsupportedFeatureError
 # Padded head sizes to try, smallest first. Padding is zero: it adds nothing to a score, and its
 # value columns are cut off.
 _PADDED_SIZES = (64, 128, 192, 256)
+# Query heads that MLA over rows of the cache supports. Source: the operators' documentation,
+# constraints of query_rope with heads of 512. Other numbers are not tried, as a release may accept
+# them without being documented for them.
+_MLA_HEADS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 @functools.cache
@@ -124,47 +128,52 @@ def require_requests(
 
 
 @functools.cache
-def require_mla_decode(
+def mla_decode_heads(
     num_heads: int, kv_lora_rank: int, rope: int, dtype: torch.dtype, num_requests: int = 1
-) -> None:
-    """Raises UnsupportedFeatureError if MLA over the cache is not supported.
+) -> int:
+    """Number of heads to call MLA over the cache with: `num_heads`, or the smallest padded one.
 
     num_requests: most requests of a step
+    Raises UnsupportedFeatureError if no number of heads, or not this number of requests, is
+    supported with this dtype.
     """
 
-    def attend(requests: int) -> None:
+    def attend(heads: int, requests: int) -> None:
         new = functools.partial(torch.zeros, dtype=dtype, device="npu")
         rows = new(1, BLOCK_SIZE_TOKENS, kv_lora_rank)
         torch_npu.npu_fused_infer_attention_score(
-            new(requests, num_heads, kv_lora_rank),
+            new(requests, heads, kv_lora_rank),
             rows,
             rows,
-            query_rope=new(requests, num_heads, rope),
+            query_rope=new(requests, heads, rope),
             key_rope=new(1, BLOCK_SIZE_TOKENS, rope),
             **_one_token_each(requests),
-            num_heads=num_heads,
+            num_heads=heads,
             num_key_value_heads=1,
             input_layout="TND_NTD",
             block_size=BLOCK_SIZE_TOKENS,
         )
 
-    if (said := refusal_of(lambda: attend(1))) is not None:
-        what = f"{num_heads} heads over cached rows of {kv_lora_rank} + {rope} in {_name(dtype)}"
-        raise _unsupported(what, None, said)
-    if (said := refusal_of(lambda: attend(num_requests))) is not None:
+    heads = _taken_heads(
+        lambda heads: refusal_of(lambda: attend(heads, 1)),
+        num_heads,
+        f"cached rows of {kv_lora_rank} + {rope} in {_name(dtype)}",
+    )
+    if (said := refusal_of(lambda: attend(heads, num_requests))) is not None:
         raise _too_many(num_requests, said)
+    return heads
 
 
 @functools.cache
-def require_sparse_mla(num_heads: int, kv_lora_rank: int, rope: int, dtype: torch.dtype) -> None:
-    """Raises UnsupportedFeatureError if MLA over chosen tokens is not supported."""
+def sparse_mla_heads(num_heads: int, kv_lora_rank: int, rope: int, dtype: torch.dtype) -> int:
+    """Like mla_decode_heads, for MLA over chosen tokens and any number of requests."""
 
-    def attend() -> None:
+    def attend(heads: int) -> None:
         new = functools.partial(torch.zeros, dtype=dtype, device="npu")
         one = torch.ones(1, dtype=torch.int32, device="npu")
         rows = new(1, BLOCK_SIZE_TOKENS, 1, kv_lora_rank)
         torch_npu.npu_sparse_flash_attention(
-            new(1, num_heads, kv_lora_rank),
+            new(1, heads, kv_lora_rank),
             rows,
             rows,
             torch.zeros(1, 1, 1, dtype=torch.int32, device="npu"),
@@ -172,16 +181,29 @@ def require_sparse_mla(num_heads: int, kv_lora_rank: int, rope: int, dtype: torc
             block_table=torch.zeros(1, 1, dtype=torch.int32, device="npu"),
             actual_seq_lengths_query=one,
             actual_seq_lengths_kv=one,
-            query_rope=new(1, num_heads, rope),
+            query_rope=new(1, heads, rope),
             key_rope=new(1, BLOCK_SIZE_TOKENS, 1, rope),
             layout_query="TND",
             layout_kv="PA_BSND",
             attention_mode=2,
         )
 
-    if (said := refusal_of(attend)) is not None:
-        what = f"{num_heads} heads over chosen rows of {kv_lora_rank} + {rope} in {_name(dtype)}"
-        raise _unsupported(what, None, said)
+    return _taken_heads(
+        lambda heads: refusal_of(lambda: attend(heads)),
+        num_heads,
+        f"chosen rows of {kv_lora_rank} + {rope} in {_name(dtype)}",
+    )
+
+
+def _taken_heads(refusal: Callable[[int], str | None], num_heads: int, over: str) -> int:
+    said = f"the documents name {', '.join(map(str, _MLA_HEADS))} heads"
+    for count in _MLA_HEADS:
+        if count >= num_heads:
+            found = refusal(count)
+            if found is None:
+                return count
+            said = found
+    raise _unsupported(f"{num_heads} heads over {over}", f"padded to {_MLA_HEADS[-1]}", said)
 
 
 def _taken_size(refusal: Callable[[int], str | None], head_size: int, what: str) -> int:

@@ -168,8 +168,7 @@ def _check_attention(text: Mapping[str, Any], report: CheckReport) -> None:
     if len(known) < len(sizes) or text.get("model_type") == "glm5_next_text":
         return
     try:
-        # The server's options divide heads; one head per rank is always possible.
-        check_sizes(num_heads=1, **known, layer_name="MLA")
+        check_sizes(**known, layer_name="MLA")
     except UnsupportedFeatureError as error:
         report.problem("config.json", str(error))
 

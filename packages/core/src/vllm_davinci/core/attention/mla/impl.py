@@ -17,7 +17,7 @@ from vllm_davinci.core.attention.mla.metadata import (
     MLAPrefillMetadata,
     NPUMLAMetadata,
 )
-from vllm_davinci.core.attention.mla.prefill_heads import as_prefill_takes
+from vllm_davinci.core.attention.mla.operator_heads import as_prefill_takes, with_heads
 from vllm_davinci.core.components.fused_ops import fused_op
 from vllm_davinci.core.graph.host_lengths import HostLengths
 
@@ -35,6 +35,8 @@ class NPUMLAImpl(AttentionImplBase[NPUMLAMetadata]):
     value_bias: [num_heads * v_head_dim], or None if the norm of kv_c has no bias b. The
                 cache holds rows without b: W_UK b adds the same to a query's scores of all
                 keys, which softmax ignores, and W_UV b adds the same to every value.
+    decode_heads:  number of heads in calls of the operator over the cache: all heads that attend
+                   together, or more, zero-padded
     prefill_sizes: head sizes of the part without position and of the values in calls of the
                    prefill operator: the model's sizes, or larger ones, zero-padded
     """
@@ -54,8 +56,10 @@ class NPUMLAImpl(AttentionImplBase[NPUMLAMetadata]):
         v_head_dim: int,
         kv_a_layernorm: Any,
         kv_b_proj: Any,
+        decode_heads: int,
         prefill_sizes: tuple[int, int],
     ) -> None:
+        self.decode_heads = decode_heads
         self.prefill_sizes = prefill_sizes
         self.num_heads = num_heads
         self.scale = float(scale)
@@ -107,10 +111,9 @@ class NPUMLAImpl(AttentionImplBase[NPUMLAMetadata]):
         host_lengths: records the launch while a graph is captured
         Returns [num_decode_tokens, num_heads * v_head_dim].
         """
-        is_single = metadata.max_query_len == 1
-        mask = None if is_single else masks.compressed_causal_mask(ql_nope.device)
         attend, adapters = fused_op(operators.mla_decode_attention), in_step(self.adapters)
-        if attend and host_lengths is None and adapters is None:
+        pads = self.decode_heads > self.num_heads  # of the compiled operator, W_UV has all heads
+        if attend and host_lengths is None and adapters is None and not pads:
             return attend(
                 ql_nope=ql_nope,
                 q_pe=q_pe,
@@ -119,19 +122,42 @@ class NPUMLAImpl(AttentionImplBase[NPUMLAMetadata]):
                 block_table=metadata.block_table,
                 actual_seq_lengths_q=metadata.actual_seq_lengths_q,
                 seq_lens=metadata.seq_lens,
-                mask=mask,
+                mask=_mask(metadata, ql_nope.device),
                 W_UV=self.W_UV,
                 scale=self.scale,
             )
-        tensors = ql_nope, cache.kv_c_flat, cache.kv_c_flat
+        # Padded per step, in two small launches, and not once in the weights: W_UK with more heads
+        # needs q_proj with more, whose integers, adapters and later loads would need them too.
+        query, query_rope = (with_heads(each, self.decode_heads) for each in (ql_nope, q_pe))
+        out = self._attend_over_cache(query, query_rope, cache, metadata, host_lengths)
+        out = out[: self.num_heads]  # contiguous
+        values = torch_npu.npu_transpose_batchmatmul(
+            out, self.W_UV, perm_x1=(0, 1, 2), perm_x2=(0, 1, 2), perm_y=(1, 0, 2)
+        )
+        return (values if adapters is None else adapters.add_to_values(values, out)).flatten(1)
+
+    def _attend_over_cache(
+        self,
+        query: torch.Tensor,
+        query_rope: torch.Tensor,
+        cache: MLACache,
+        metadata: MLADecodeMetadata,
+        host_lengths: HostLengths | None,
+    ) -> torch.Tensor:
+        """See `decode`, whose queries have `decode_heads` heads here.
+
+        Returns [decode_heads, num_decode_tokens, kv_lora_rank].
+        """
+        mask = _mask(metadata, query.device)
+        tensors = query, cache.kv_c_flat, cache.kv_c_flat
         lengths = metadata.actual_seq_lengths_q, metadata.seq_lens
         arguments: dict[str, Any] = {
-            "query_rope": q_pe,
+            "query_rope": query_rope,
             "key_rope": cache.k_pe_flat,
             "atten_mask": mask,
-            "sparse_mode": masks.SPARSE_MODE_NONE if is_single else masks.SPARSE_MODE_CAUSAL,
+            "sparse_mode": masks.SPARSE_MODE_NONE if mask is None else masks.SPARSE_MODE_CAUSAL,
             "block_table": metadata.block_table,
-            "num_heads": self.num_heads,
+            "num_heads": self.decode_heads,
             "num_key_value_heads": 1,
             "scale": self.scale,
             "input_layout": "TND_NTD",
@@ -145,13 +171,10 @@ class NPUMLAImpl(AttentionImplBase[NPUMLAMetadata]):
                 **arguments,
             )
         else:
-            out = ql_nope.new_empty(ql_nope.transpose(0, 1).shape)
-            no_lse = ql_nope.new_empty(0, dtype=torch.float32)
+            out = query.new_empty(query.transpose(0, 1).shape)
+            no_lse = query.new_empty(0, dtype=torch.float32)
             host_lengths.attend(*tensors, [out, no_lse], *lengths, **arguments)
-        values = torch_npu.npu_transpose_batchmatmul(
-            out, self.W_UV, perm_x1=(0, 1, 2), perm_x2=(0, 1, 2), perm_y=(1, 0, 2)
-        )
-        return (values if adapters is None else adapters.add_to_values(values, out)).flatten(1)
+        return out
 
     def prefill(
         self,
@@ -288,6 +311,11 @@ class NPUMLAImpl(AttentionImplBase[NPUMLAMetadata]):
         if filling:
             out = out[..., : self.v_head_dim].contiguous()
         return out, lse
+
+
+def _mask(metadata: MLADecodeMetadata, device: torch.device) -> torch.Tensor | None:
+    """The compressed causal mask; None if every query is its request's last."""
+    return None if metadata.max_query_len == 1 else masks.compressed_causal_mask(device)
 
 
 def _kept(old: torch.Tensor | None, new: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ from vllm.v1.attention.backend import AttentionBackend
 from vllm.v1.attention.selector import get_attn_backend
 from vllm.v1.kv_cache_interface import KVCacheSpec, MLAAttentionSpec
 
-from vllm_davinci.core.attention.head_sizes import mla_head_sizes, require_mla_decode
+from vllm_davinci.core.attention.head_sizes import mla_decode_heads, mla_head_sizes
 from vllm_davinci.core.attention.mla.cache import MLACache
 from vllm_davinci.core.attention.mla.context import CONTEXT_CHUNK_ROWS
 from vllm_davinci.core.attention.mla.metadata import NPUMLAMetadata
@@ -53,7 +53,7 @@ class NPUMLAAttention(nn.Module, AttentionLayerBase):
         prefix: str,
     ) -> None:
         super().__init__()
-        check_sizes(num_heads, kv_lora_rank, qk_rope_head_dim, qk_nope_head_dim, v_head_dim, prefix)
+        check_sizes(kv_lora_rank, qk_rope_head_dim, qk_nope_head_dim, v_head_dim, prefix)
         self.layer_name = prefix
         self.kv_lora_rank = kv_lora_rank
         self.qk_rope_head_dim = qk_rope_head_dim
@@ -66,7 +66,7 @@ class NPUMLAAttention(nn.Module, AttentionLayerBase):
         self._dtype = dtype = torch.get_default_dtype()  # dtype of the model while it is built
         vllm_config = get_current_vllm_config()
         nope_and_value = qk_nope_head_dim, v_head_dim
-        prefill_sizes = self._check_operators(num_heads, *nope_and_value, vllm_config)
+        sizes = self._sizes_for_operators(num_heads, *nope_and_value, vllm_config)
         self._backend = get_attn_backend(
             kv_lora_rank + qk_rope_head_dim,
             dtype,
@@ -82,7 +82,7 @@ class NPUMLAAttention(nn.Module, AttentionLayerBase):
             v_head_dim,
             modules.kv_a_layernorm,
             modules.kv_b_proj,
-            prefill_sizes,
+            *sizes,
         )
         self.preprocess = MLAPreprocess(
             self.impl,
@@ -96,18 +96,19 @@ class NPUMLAAttention(nn.Module, AttentionLayerBase):
             raise ValueError(f"Two layers are named {prefix}.")
         layers[prefix] = self
 
-    def _check_operators(
+    def _sizes_for_operators(
         self, num_heads: int, nope: int, value: int, vllm_config: VllmConfig
-    ) -> tuple[int, int]:
+    ) -> tuple[int, tuple[int, int]]:
         """Raises UnsupportedFeatureError for sizes that the attention operators do not support.
 
-        Returns the head sizes of the part without position and of the values to call prefills with.
+        Returns the number of heads to call decodes with, and the head sizes of the part without
+        position and of the values to call prefills with.
         """
         requests = vllm_config.scheduler_config.max_num_seqs
         rank, rope, dtype = self.kv_lora_rank, self.qk_rope_head_dim, self._dtype
         divided_among = vllm_config.parallel_config.decode_context_parallel_size
-        require_mla_decode(num_heads * divided_among, rank, rope, dtype, requests)
-        return mla_head_sizes(num_heads, nope, rope, value, dtype)
+        heads = mla_decode_heads(num_heads * divided_among, rank, rope, dtype, requests)
+        return heads, mla_head_sizes(num_heads, nope, rope, value, dtype)
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
         """Derives W_UK and W_UV. vLLM calls it after all other layers have been processed."""

@@ -6,15 +6,11 @@ from vllm_davinci.core.errors import UnsupportedFeatureError
 # documentation, constraints of query_rope and key_rope.
 KV_LORA_RANK = 512
 QK_ROPE_HEAD_DIM = 64
-# Query heads per rank that attention over the cache supports. Source: the operator's documentation,
-# constraints of query_rope with heads of 512.
-HEAD_COUNTS = (1, 2, 4, 8, 16, 32, 64, 128)
 # Attention over expanded keys and values supports head sizes that are multiples of this.
 HEAD_SIZE_MULTIPLE = 16
 
 
 def check_sizes(
-    num_heads: int,
     kv_lora_rank: int,
     qk_rope_head_dim: int,
     qk_nope_head_dim: int,
@@ -38,9 +34,4 @@ def check_sizes(
         raise UnsupportedFeatureError(
             f"{layer_name} has {', '.join(named)}, which the NPU's attention operator does not "
             "take. Choose another model."
-        )
-    if num_heads not in HEAD_COUNTS:
-        raise UnsupportedFeatureError(
-            f"{layer_name} has {num_heads} heads on each rank, and the NPU's attention operator "
-            f"takes {', '.join(map(str, HEAD_COUNTS))}. Choose another --tensor-parallel-size."
         )

@@ -10,10 +10,11 @@ from vllm.model_executor.layers.mla import MLAModules
 from vllm.v1.kv_cache_interface import KVCacheSpec
 
 from vllm_davinci.core.attention.gathered import take_most_memory
-from vllm_davinci.core.attention.head_sizes import require_sparse_mla
+from vllm_davinci.core.attention.head_sizes import sparse_mla_heads
 from vllm_davinci.core.attention.mla.cache import MLACache
 from vllm_davinci.core.attention.mla.indexer import HEAD_SIZE, MAX_HEADS, TokenIndexer
 from vllm_davinci.core.attention.mla.layer import NPUMLAAttention
+from vllm_davinci.core.attention.mla.operator_heads import with_heads
 from vllm_davinci.core.attention.mla.sinks import attend_with_sinks
 from vllm_davinci.core.attention.mla.sparse_metadata import SparseMLAMetadata
 from vllm_davinci.core.errors import UnsupportedFeatureError
@@ -59,11 +60,11 @@ class NPUSparseMLAAttention(NPUMLAAttention):
         # Not a submodule: vLLM's module holds its weights.
         self._chooser = (choosers[-1],)
 
-    def _check_operators(
+    def _sizes_for_operators(
         self, num_heads: int, nope: int, value: int, vllm_config: VllmConfig
-    ) -> tuple[int, int]:
-        require_sparse_mla(num_heads, self.kv_lora_rank, self.qk_rope_head_dim, self._dtype)
-        return nope, value  # no keys and values are expanded
+    ) -> tuple[int, tuple[int, int]]:
+        heads = sparse_mla_heads(num_heads, self.kv_lora_rank, self.qk_rope_head_dim, self._dtype)
+        return heads, (nope, value)  # no keys and values are expanded
 
     def get_kv_cache_spec(self, vllm_config: VllmConfig) -> KVCacheSpec:
         spec: Any = super().get_kv_cache_spec(vllm_config)
@@ -87,7 +88,10 @@ class NPUSparseMLAAttention(NPUMLAAttention):
     def elements_of_step(self, num_tokens: int) -> int:
         impl, rope = self.impl, self.qk_rope_head_dim
         # Queries, rotated and absorbed queries, and the attention output.
-        attended = impl.num_heads * (impl.qk_nope_head_dim + 2 * (rope + self.kv_lora_rank))
+        row = 2 * (rope + self.kv_lora_rank)
+        attended = impl.num_heads * (impl.qk_nope_head_dim + row)
+        if impl.decode_heads > impl.num_heads:
+            attended += impl.decode_heads * row
         indexed = 0 if self.indexer is None else self.indexer.elements_per_token
         return num_tokens * max(attended, indexed)
 
@@ -142,13 +146,14 @@ class NPUSparseMLAAttention(NPUMLAAttention):
         cache: MLACache,
         metadata: SparseMLAMetadata,
     ) -> torch.Tensor:
-        """Attends with the fused operator. Returns a new tensor like absorbed.
+        """Attends with the fused operator. Returns a new tensor like absorbed, heads strided.
 
         absorbed: [num_actual_tokens, num_heads, kv_lora_rank]; q_pe: rotated queries
         chosen:   positions in each token's request, [num_actual_tokens, 1, num_chosen]
         """
+        num_heads, taken = absorbed.shape[1], self.impl.decode_heads
         out: torch.Tensor = torch_npu.npu_sparse_flash_attention(
-            absorbed,
+            with_heads(absorbed, taken),
             cache.kv_c,
             cache.kv_c,
             chosen,
@@ -156,14 +161,14 @@ class NPUSparseMLAAttention(NPUMLAAttention):
             block_table=metadata.block_table,
             actual_seq_lengths_query=metadata.query_ends,
             actual_seq_lengths_kv=metadata.seq_lens,
-            query_rope=q_pe,
+            query_rope=with_heads(q_pe, taken),
             key_rope=cache.k_pe,
             layout_query="TND",
             layout_kv="PA_BSND",
             sparse_mode=CAUSAL,
             attention_mode=ABSORBED,
         )[0]
-        return out
+        return out[:, :num_heads]
 
 
 def _check_indexer(indexer: Any, prefix: str) -> None:

@@ -11,6 +11,7 @@ from vllm_davinci.core.attention.mla.cache import MLACache
 from vllm_davinci.core.attention.mla.context import ContextChunk
 from vllm_davinci.core.attention.mla.impl import NPUMLAImpl
 from vllm_davinci.core.attention.mla.metadata import MLADecodeMetadata
+from vllm_davinci.core.attention.mla.operator_heads import with_heads
 from vllm_davinci.core.attention.mla.striped_context import StripedChunk
 from vllm_davinci.core.attention.stripe_exchange import StripeExchange
 from vllm_davinci.core.graph.host_lengths import HostLengths, attend
@@ -41,7 +42,9 @@ class NPUStripedMLAImpl(NPUMLAImpl):
         assert metadata.max_query_len == 1, (
             "Speculative decoding is not supported with a divided context."
         )
-        query, query_rope = self._exchange.all_heads(ql_nope), self._exchange.all_heads(q_pe)
+        query, query_rope = (self._exchange.all_heads(each) for each in (ql_nope, q_pe))
+        num_heads, taken = query.shape[1], self.decode_heads
+        query, query_rope = with_heads(query, taken), with_heads(query_rope, taken)
         part = torch.empty_like(query)
         lse = query.new_empty(*query.shape[:2], 1, dtype=torch.float32)
         tensors = query, cache.kv_c_flat, cache.kv_c_flat
@@ -52,7 +55,7 @@ class NPUStripedMLAImpl(NPUMLAImpl):
             "atten_mask": None,
             "sparse_mode": masks.SPARSE_MODE_NONE,
             "block_table": metadata.block_table,
-            "num_heads": query.shape[1],
+            "num_heads": taken,
             "num_key_value_heads": 1,
             "scale": self.scale,
             "input_layout": "TND",
@@ -60,7 +63,7 @@ class NPUStripedMLAImpl(NPUMLAImpl):
             "softmax_lse_flag": True,
         }
         attend(host_lengths, tensors, [part, lse], lengths, **arguments)
-        merged, _ = self._exchange.combine(part, lse)
+        merged, _ = self._exchange.combine(part[:, :num_heads], lse[:, :num_heads])
         merged = merged.to(ql_nope.dtype)
         values: torch.Tensor = torch_npu.npu_transpose_batchmatmul(
             merged,

@@ -1,7 +1,16 @@
-"""Converts queries and keys of MLA to the form of the prefill operator."""
+"""Converts queries and keys of MLA to the forms of the attention operators."""
 
 import torch
 from torch.nn.functional import pad
+
+
+def with_heads(query: torch.Tensor, num_heads: int) -> torch.Tensor:
+    """Appends zero heads to [tokens, heads, size]; their results are cut off.
+
+    A head attends alone, so the others' results keep their bits.
+    """
+    filling = num_heads - query.shape[1]
+    return pad(query, (0, 0, 0, filling)) if filling else query
 
 
 def as_prefill_takes(
