@@ -16,7 +16,7 @@ from vllm_davinci_testing.plugin import EXACT_SOC
 # the host, GLM-ASR's reads back lengths. Aria, Idefics3 and SmolVLM call operators without rules;
 # `nox -s zoo` serves them.
 NAMES = ("gemma4", "glm5_next", "glm_ocr", "glmasr", "llava", "minimax_m3_vl", "paddleocr_vl")
-NAMES += ("pixtral", "qwen3_5", "qwen3_asr")
+NAMES += ("pixtral", "qwen3_5", "qwen3_asr", "qwen3_omni_moe")
 RACES = {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:3"}
 
 

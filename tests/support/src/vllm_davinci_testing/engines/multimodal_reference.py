@@ -62,8 +62,8 @@ class MultimodalReference:
             raise ValueError(f"prompts differ: {prompt} here, {ours} in transformers")
         following = torch.tensor([tokens])
         added = {"input_ids": following, "attention_mask": torch.ones_like(following)}
-        for name in ("input_ids", "attention_mask", "mm_token_type_ids", "token_type_ids"):
-            if name in inputs:
+        for name in inputs:
+            if name in ("input_ids", "attention_mask") or name.endswith("token_type_ids"):
                 more = added.get(name, torch.full_like(following, self._kind_of_answers(name)))
                 inputs[name] = torch.cat([inputs[name], more], dim=1)
         rows: torch.Tensor = self.network(**inputs).logits[0]

@@ -10,7 +10,12 @@ from typing import Any
 import transformers
 from transformers.models.auto import modeling_auto
 
-from vllm_davinci_testing.engines import minimax_checkpoint, more_multimodal, vision_zoo
+from vllm_davinci_testing.engines import (
+    minimax_checkpoint,
+    more_multimodal,
+    omni_multimodal,
+    vision_zoo,
+)
 from vllm_davinci_testing.engines.gemma3_checkpoint import gemma3_prompt, write_gemma3
 from vllm_davinci_testing.engines.minimax_checkpoint import write_minimax
 from vllm_davinci_testing.engines.model_zoo import EOS_ID
@@ -285,6 +290,7 @@ FAMILIES: dict[str, MultimodalFamily] = {
         side=64,
     ),
     **more_multimodal.FAMILIES,
+    **omni_multimodal.FAMILIES,
     **{name: _of_vision_zoo(name) for name in vision_zoo.MODELS},
 }
 
@@ -294,8 +300,10 @@ FAMILIES: dict[str, MultimodalFamily] = {
 UNMADE = {
     "qianfan_ocr": "transformers writes its tensors under names that vLLM does not read",
     "diffusion_gemma": "writes blocks by diffusion: no greedy token follows from those before it",
+    "ernie4_5_vl_moe": "vLLM reads fields that transformers' configuration keeps in text_config",
+    "granite_speech": "its spectrograms need the package torchaudio",
+    "granite_speech_plus": "its spectrograms need the package torchaudio",
     "gemma3n": "its encoder of images is in the package timm",
-    "lfm2_vl": "refused: the states of its text model have not been tried beside images",
     "llava_next_video": "its file has image_newline, which vLLM's definition lacks",
     "shieldgemma2": "classifies images and writes no text",
     "voxtral": "vLLM reads its prompts with mistral_common's tokenizers, and all of them are large",

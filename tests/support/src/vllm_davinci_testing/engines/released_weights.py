@@ -13,7 +13,13 @@ from safetensors.torch import load_file, save_file
 from vllm_davinci_testing.engines.model_zoo import fill_with_normal_weights, write_tokenizer
 
 # Models and encoders for which transformers 5 writes other names than it reads.
-NAMED_OTHERWISE = {"glmasr", "qwen2_audio", "clip_vision_model", "siglip_vision_model"}
+NAMED_OTHERWISE = {
+    "glmasr",
+    "qwen2_audio",
+    "clip_vision_model",
+    "siglip_vision_model",
+    "siglip2_vision_model",
+}
 
 
 def write_network(

@@ -76,6 +76,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "KimiLinearForCausalLM": _WITH_STATES,
     "Lfm2ForCausalLM": _WITH_STATES,
     "Lfm2MoeForCausalLM": _WITH_STATES,
+    "Lfm2VlForConditionalGeneration": _WITH_STATES,
     "Mamba2ForCausalLM": _WITH_STATES,
     "MambaForCausalLM": _WITH_STATES,
     "NemotronHForCausalLM": _WITH_STATES,
