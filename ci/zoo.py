@@ -30,7 +30,7 @@ A small random model of every family that vLLM {{vllm}} and transformers {{trans
 in fp32 on the virtual NPU and compared with transformers' on the CPU. `nox -s zoo` makes this page.
 "Not made": transformers cannot make a small model from the sizes that all families share.
 Reasons are the last lines of errors; some refusals only mean that those sizes do not fit vLLM's definition.
-Kimi-K3 is not in transformers: `tests/e2e/test_kimi_k3.py` compares a small one with its equations in plain torch.{{earlier}}
+Kimi-K3 is not in transformers: a small one is compared with its equations in plain torch, its text in `tests/e2e/test_kimi_k3.py`.{{earlier}}
 
 ## Text
 
@@ -110,7 +110,7 @@ def served_text(model_type: str, work: Path) -> dict[str, Any]:
 
 def served_with_media(family: str, work: Path) -> dict[str, Any]:
     """Like served_text, but also counts the host's waits in a call of the encoder."""
-    from vllm_davinci_testing.engines.multimodal_reference import MultimodalReference
+    from vllm_davinci_testing.engines.multimodal_reference import reference_of
     from vllm_davinci_testing.engines.multimodal_serving import served_family
     from vllm_davinci_testing.engines.multimodal_zoo import FAMILIES
     from vllm_davinci_testing.plugin import EXACT_SOC
@@ -119,7 +119,7 @@ def served_with_media(family: str, work: Path) -> dict[str, Any]:
     try:
         (work / "model").mkdir()
         checkpoint = zoo.write(work / "model")
-        reference = MultimodalReference(checkpoint, zoo.auto_class, zoo.change)
+        reference = reference_of(zoo, checkpoint)
         reference.inputs(zoo.requests()[0])
     except Exception as error:
         return {"result": NOT_MADE, "reason": last_line(error)}

@@ -6,8 +6,12 @@ import torch
 
 from vllm_davinci.vnpu import HostCounts
 
-# The model's module that an encoder begins with -> the module that it ends with.
-ENCODERS = {"visual": "visual", "vision_tower": "multi_modal_projector"}
+# The model's modules that an encoder begins and ends with.
+ENCODERS = (
+    ("visual", "visual"),
+    ("vision_tower", "multi_modal_projector"),
+    ("vision_tower", "mm_projector"),
+)
 
 
 class EncoderWorker:
@@ -32,7 +36,9 @@ class EncoderWorker:
 
         self.model_runner.execute_model = execute
         model = self.model_runner.get_model()
-        [(first, last)] = [names for names in ENCODERS.items() if hasattr(model, names[0])]
+        [(first, last)] = [
+            names for names in ENCODERS if all(hasattr(model, name) for name in names)
+        ]
 
         def begin(module: torch.nn.Module, arguments: Any, options: Any) -> None:
             begun.append(HostCounts.now())

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.functional import pad, silu
@@ -20,9 +21,23 @@ from vllm_davinci_testing.engines.integer_reference import (
     IntegerLinear,
     integer_product,
 )
+from vllm_davinci_testing.engines.kimi_k3_tower import (
+    PAD,
+    PROCESSOR,
+    SPECIAL,
+    VISION,
+    Projector,
+    Tower,
+    expanded,
+    linear,
+    pixels_of,
+)
 from vllm_davinci_testing.engines.model_zoo import fill_with_normal_weights, write_tokenizer
+from vllm_davinci_testing.engines.multimodal_family import Request
 from vllm_davinci_testing.engines.transformers_reference import TransformersReference
 from vllm_davinci_testing.engines.zoo_model import EOS_ID, VOCAB_SIZE
+
+PAD_ID = VOCAB_SIZE + SPECIAL.index(PAD)
 
 # Latent attention pads these heads to 8, or to 4 on each of two ranks.
 HIDDEN, HEADS, HEAD, LATENT, EPS = 192, 6, 32, 64, 1e-5
@@ -34,7 +49,7 @@ BETA, LINEAR_BETA = 1.5, 2.0  # many activations reach it
 TEXT: dict[str, Any] = {
     "model_type": "kimi_linear",
     "dtype": "float32",
-    "vocab_size": VOCAB_SIZE,
+    "vocab_size": VOCAB_SIZE + len(SPECIAL),
     "bos_token_id": EOS_ID,
     "eos_token_id": EOS_ID,
     "pad_token_id": EOS_ID,
@@ -72,32 +87,14 @@ TEXT: dict[str, Any] = {
     },
     "max_position_embeddings": 1024,
 }
-# The text model only, without weights of the vision tower.
 RELEASED: dict[str, Any] = {
     "architectures": ["KimiK3ForConditionalGeneration"],
     "model_type": "kimi_k3",
     "text_config": TEXT,
-    "vision_config": {"vt_num_hidden_layers": 1},
-    "media_placeholder_token_id": EOS_ID,
+    "vision_config": VISION,
+    "media_placeholder_token_id": PAD_ID,
     "dtype": "float32",
 }
-PROCESSOR = {
-    "media_proc_cfg": {
-        "patch_size": 14,
-        "merge_kernel_size": 2,
-        "temporal_merge_kernel_size": 4,
-        "in_patch_limit": 64,
-        "patch_limit_on_one_side": 8,
-        "fixed_output_tokens": None,
-        "image_mean": [0.5] * 3,
-        "image_std": [0.5] * 3,
-    }
-}
-PREFIX = "language_model."
-
-
-def linear(inputs: int, outputs: int) -> nn.Linear:
-    return nn.Linear(inputs, outputs, bias=False)
 
 
 def norm(size: int) -> nn.RMSNorm:
@@ -250,13 +247,16 @@ class Layer(nn.Module):
 class Text(nn.Module):
     def __init__(self) -> None:
         super().__init__()
-        self.embed_tokens = nn.Embedding(VOCAB_SIZE, HIDDEN)
+        self.embed_tokens = nn.Embedding(TEXT["vocab_size"], HIDDEN)
         self.layers = nn.ModuleList(map(Layer, range(NUM_LAYERS)))
         self.output_attn_res_norm, self.norm = norm(HIDDEN), norm(HIDDEN)
         self.output_attn_res_proj = linear(HIDDEN, 1)
 
-    def forward(self, token_ids: Tensor) -> Tensor:
-        sums = [self.embed_tokens(token_ids)]
+    def forward(self, token_ids: Tensor, features: Sequence[Tensor]) -> Tensor:
+        embedded = self.embed_tokens(token_ids)
+        if features:
+            embedded[token_ids == PAD_ID] = torch.cat([*features])
+        sums = [embedded]
         for layer in self.layers:
             sums = layer(sums)
         last: Tensor = self.norm(
@@ -265,15 +265,32 @@ class Text(nn.Module):
         return last
 
 
+class CausalText(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.model, self.lm_head = Text(), linear(HIDDEN, TEXT["vocab_size"])
+
+    def forward(self, token_ids: Tensor, features: Sequence[Tensor]) -> Tensor:
+        logits: Tensor = self.lm_head(self.model(token_ids, features))
+        return logits
+
+
 class Network(nn.Module):
     config = None  # transformers has no configuration class
 
     def __init__(self) -> None:
         super().__init__()
-        self.model, self.lm_head = Text(), linear(HIDDEN, VOCAB_SIZE)
+        self.language_model = CausalText()
+        self.vision_tower, self.mm_projector = Tower(), Projector(HIDDEN)
 
-    def forward(self, token_ids: Tensor) -> Tensor:
-        logits: Tensor = self.lm_head(self.model(token_ids))
+    def features(self, image: Any) -> Tensor:
+        """Returns [tokens, HIDDEN] of an image of PIL."""
+        dtype = self.mm_projector.post_norm.weight.dtype
+        found: Tensor = self.mm_projector(self.vision_tower(pixels_of(image).to(dtype)))
+        return found
+
+    def forward(self, token_ids: Tensor, images: Sequence[Any] = ()) -> Tensor:
+        logits: Tensor = self.language_model(token_ids, [*map(self.features, images)])
         return logits
 
 
@@ -289,9 +306,9 @@ class KimiK3Reference(TransformersReference):
         types = descriptions[0] if descriptions else {}
         tensors: dict[str, Tensor] = {}
         for file in checkpoint.glob("*.safetensors"):
-            tensors |= {n.removeprefix(PREFIX): t for n, t in load_file(file).items()}
+            tensors |= load_file(file)
         for name, module in list(self.network.named_modules()):
-            kind = types.get(f"{PREFIX}{name}.weight", "FLOAT")
+            kind = types.get(f"{name}.weight", "FLOAT")
             if type(module) is nn.Linear and kind != "FLOAT":
                 own = {
                     part: tensors.pop(part) for part in list(tensors) if part.startswith(f"{name}.")
@@ -302,10 +319,18 @@ class KimiK3Reference(TransformersReference):
         missing, unexpected = self.network.load_state_dict(tensors, strict=False)
         assert not missing and not unexpected, (missing, unexpected)
 
+        self._tokenizer = transformers.AutoTokenizer.from_pretrained(checkpoint)
+
     @torch.inference_mode()
-    def logits(self, token_ids: Sequence[int]) -> Tensor:
-        rows: Tensor = self.network(torch.tensor(list(token_ids)))
+    def logits(self, token_ids: Sequence[int], images: Sequence[Any] = ()) -> Tensor:
+        rows: Tensor = self.network(torch.tensor(list(token_ids)), images)
         return rows.float()
+
+    def prompt_of(self, request: Request) -> list[int]:
+        """Returns the token ids of a request in vLLM's form."""
+        images = request.get("multi_modal_data", {}).get("image", [])
+        ids: list[int] = self._tokenizer(expanded(request["prompt"], images))["input_ids"]
+        return ids
 
     def greedy(self, prompt: Sequence[int], count: int) -> list[int]:
         text = [*prompt]
@@ -320,9 +345,11 @@ def write_kimi_k3(directory: Path, seed: int = 0) -> Path:
         torch.manual_seed(seed)
         network = Network()
         fill_with_normal_weights(network)
-    tensors = {PREFIX + name: tensor for name, tensor in network.state_dict().items()}
-    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    save_file(network.state_dict(), directory / "model.safetensors", metadata={"format": "pt"})
     for name, content in {"config": RELEASED, "preprocessor_config": PROCESSOR}.items():
         (directory / f"{name}.json").write_text(json.dumps(content), encoding="utf-8")
     write_tokenizer(directory)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(directory)
+    tokenizer.add_special_tokens({"additional_special_tokens": list(SPECIAL)})
+    tokenizer.save_pretrained(directory)
     return directory

@@ -41,6 +41,7 @@ class MultimodalFamily:
     auto_class: name of transformers' class
     engine:     arguments of vllm.LLM
     changed:    what `change` changes in transformers' network, and why
+    reference:  makes the results of a family that transformers lacks; like MultimodalReference
     """
 
     write: Callable[[Path], Path]
@@ -50,6 +51,7 @@ class MultimodalFamily:
     engine: tuple[tuple[str, Any], ...] = ()
     changed: str = ""
     change: Callable[[Any], None] = lambda network: None
+    reference: Callable[[Path], Any] | None = None
 
     def requests(self) -> list[Request]:
         """Makes requests in vLLM's form: one image or audio each, and one of text only."""

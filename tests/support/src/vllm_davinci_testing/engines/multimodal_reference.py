@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import transformers
 
-from vllm_davinci_testing.engines.multimodal_family import Request
+from vllm_davinci_testing.engines.multimodal_family import MultimodalFamily, Request
 from vllm_davinci_testing.engines.whisper_checkpoint import SAMPLING_RATE
 
 
@@ -73,3 +73,11 @@ class MultimodalReference:
         """Returns the token type of answers: 1 for PaliGemma, whose prompts have 0."""
         is_prefix_lm = self.network.config.model_type == "paligemma"
         return int(is_prefix_lm and name == "token_type_ids")
+
+
+def reference_of(family: MultimodalFamily, checkpoint: Path) -> MultimodalReference:
+    """Makes the expected results of a family's checkpoint."""
+    if family.reference is not None:
+        own: MultimodalReference = family.reference(checkpoint)
+        return own
+    return MultimodalReference(checkpoint, family.auto_class, family.change)

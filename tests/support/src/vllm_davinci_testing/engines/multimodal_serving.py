@@ -51,12 +51,13 @@ def served_family(
         outputs = [engine.generate([request], sampling)[0] for request in requests]
         [calls] = engine.on_workers("encoder_calls")
     return ServedFamily(
-        [_difference(reference, *pair) for pair in zip(requests, outputs, strict=True)],
+        [difference_of(reference, *pair) for pair in zip(requests, outputs, strict=True)],
         [each.synchronizations + each.copies_to_host for each in calls],
     )
 
 
-def _difference(reference: MultimodalReference, request: Request, output: Any) -> str | None:
+def difference_of(reference: MultimodalReference, request: Request, output: Any) -> str | None:
+    """Describes an answer's first difference from the expected prompt or tokens, or None."""
     prompt, tokens = list(output.prompt_token_ids), list(output.outputs[0].token_ids)
     try:
         return first_wrong_token(

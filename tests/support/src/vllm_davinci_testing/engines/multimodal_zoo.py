@@ -17,6 +17,7 @@ from vllm_davinci_testing.engines import (
     vision_zoo,
 )
 from vllm_davinci_testing.engines.gemma3_checkpoint import gemma3_prompt, write_gemma3
+from vllm_davinci_testing.engines.kimi_k3_family import KIMI_K3
 from vllm_davinci_testing.engines.minimax_checkpoint import write_minimax
 from vllm_davinci_testing.engines.model_zoo import EOS_ID
 from vllm_davinci_testing.engines.multimodal_family import (
@@ -274,6 +275,7 @@ FAMILIES: dict[str, MultimodalFamily] = {
     "cohere2_vision": _cohere2_vision(),
     "gemma3": MultimodalFamily(write_gemma3, place=gemma3_prompt("", "")),
     "idefics3": _idefics3(),
+    "kimi_k3": KIMI_K3,
     "llava": _llava("Llava"),
     "llava_next": _llava("LlavaNext", image_grid_pinpoints=PINPOINTS),
     "llava_onevision": _llava_onevision(),

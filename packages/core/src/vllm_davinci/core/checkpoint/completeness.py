@@ -63,8 +63,16 @@ def require_complete(
     if told:
         raise CheckpointError(
             f"{model_config.model} {'; it '.join(told)}. Its files do not match its config.json: "
-            f"{CHECK_COMMAND}."
+            f"{CHECK_COMMAND}.{_of_text_only(model, tracker)}"
         )
+
+
+def _of_text_only(model: torch.nn.Module, tracker: LoadTracker) -> str:
+    """Tells how to serve files that have nothing of a model's encoders."""
+    towers = tuple(f"{name}." for name in getattr(model, "_tower_model_names", ()))
+    if not towers or any(place.startswith(towers) for place in tracker.places.values()):
+        return ""
+    return " They have no encoder of images or sound: --language-model-only serves their text."
 
 
 def drafts_for_target(model_config: ModelConfig, vllm_config: VllmConfig) -> bool:

@@ -26,18 +26,6 @@ def _needs(title: str, is_needed: Any) -> Feature:
     )
 
 
-# Models whose images or videos have not been tried: architecture, name, inputs.
-_UNTRIED = (("KimiK3ForConditionalGeneration", "Kimi-K3", ("image",)),)
-
-
-def _takes(architecture: str, inputs: tuple[str, ...]) -> Any:
-    return lambda engine: (
-        engine.model is not None
-        and architecture in engine.model.architectures
-        and any(map(engine.model.multimodal_config.get_limit_per_prompt, inputs))
-    )
-
-
 FEATURES = (
     _needs("a definition for NPUs (vLLM's needs kernels of CUDA or ROCm)", is_foreign),
     _needs(
@@ -51,16 +39,5 @@ FEATURES = (
             and not is_foreign(model)
             and not {*model.architectures} <= {*with_states()}
         ),
-    ),
-    *(
-        Feature(
-            "",
-            f"images of {name}",
-            _takes(architecture, inputs),
-            because="they have not been tried",
-            instead="Pass --language-model-only.",
-            is_served=False,
-        )
-        for architecture, name, inputs in _UNTRIED
     ),
 )
