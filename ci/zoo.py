@@ -130,7 +130,7 @@ def served_with_media(family: str, work: Path) -> dict[str, Any]:
         return without_tokens(error)
     found = {**compared(served.differences), "waits": max(served.waits, default=None)}
     if is_equal(found):
-        found["reason"] = zoo.changed
+        found["reason"] = "; ".join(filter(None, (zoo.waits_for, zoo.changed)))
     return found
 
 

@@ -40,6 +40,7 @@ class MultimodalFamily:
     modality:   "image" or "audio"
     auto_class: name of transformers' class
     engine:     arguments of vllm.LLM
+    waits_for:  why the definition's encoder waits for the device
     changed:    what `change` changes in transformers' network, and why
     reference:  makes the results of a family that transformers lacks; like MultimodalReference
     """
@@ -49,6 +50,7 @@ class MultimodalFamily:
     modality: str = "image"
     auto_class: str = "AutoModelForImageTextToText"
     engine: tuple[tuple[str, Any], ...] = ()
+    waits_for: str = ""
     changed: str = ""
     change: Callable[[Any], None] = lambda network: None
     reference: Callable[[Path], Any] | None = None
