@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from vllm_davinci.planner import time_limit
 from vllm_davinci.planner.deployments.page import page_of
 from vllm_davinci.planner.deployments.run import Outcome, outcome_of, reason_of
 from vllm_davinci.planner.deployments.table import Deployment, all_deployments
+from vllm_davinci.planner.dry_run.layout import MOST_DEVICES
 
 NAME = "qwen3-8b-a2"
 C = "ascend910c"
@@ -176,6 +179,23 @@ def test_wrong_commands_get_advice(capsys: pytest.CaptureFixture[str]) -> None:
     ):
         assert main(arguments) == status
         assert said in capsys.readouterr().err
+
+
+@pytest.mark.nightly("planning")
+def test_dry_runs_see_every_device_although_a_virtual_npu_is_active() -> None:
+    """Processes under `vnpu run`, as these tests, have 8 devices. The caller's variables stay."""
+    code = """
+import os
+from vllm_davinci.planner.deployments.run import prepared_processes
+if __name__ == "__main__":
+    before = dict(os.environ)
+    with prepared_processes().Pool(1) as pool:
+        count = pool.apply(eval, ("__import__('torch').accelerator.device_count()",))
+    print("devices", count, dict(os.environ) == before)
+"""
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
+    assert f"devices {MOST_DEVICES} True\n" in done.stdout, done.stderr[-2000:]
 
 
 def test_time_limits_grow_with_the_work_and_the_load(

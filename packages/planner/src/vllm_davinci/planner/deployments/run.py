@@ -10,11 +10,13 @@ import statistics
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from multiprocessing import forkserver
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
 from typing import Any
 
 from vllm_davinci.planner.deployments.table import Deployment
+from vllm_davinci.planner.dry_run.layout import MOST_DEVICES
 from vllm_davinci.planner.time_limit import time_limit
 
 _PREFIX = "vllm-davinci dry-run: "
@@ -90,8 +92,19 @@ def run_all(
 
 def prepared_processes() -> ForkServerContext:
     """Fork server that has imported what a dry-run needs."""
+    from vllm_davinci.vnpu import VirtualDeviceConfig
+
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["vllm_davinci.planner.dry_run.preload"])
+    # Under `vnpu run` the server's virtual NPU is active, with its environment's devices, before
+    # it preloads.
+    before = dict(os.environ)
+    os.environ.update(VirtualDeviceConfig(devices=MOST_DEVICES, compute=False).environment())
+    try:
+        forkserver.ensure_running()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
     return context
 
 
