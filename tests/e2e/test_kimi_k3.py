@@ -58,6 +58,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "tensor2_in_parts": {**TWO_RANKS, **IN_PARTS},
             "expert2": EXPERTS_ON_TWO,
             "pipeline2": TWO_STAGES,
+            "shared_stream": {"additional_config": {"multistream_overlap_shared_expert": True}},
         }
     ),
 )

@@ -11,7 +11,11 @@ if TYPE_CHECKING:
     from vllm.config import ModelConfig
 
 # Configuration fields that give the number or width of shared experts.
-SHARED_EXPERT_FIELDS = ("n_shared_experts", "shared_expert_intermediate_size")
+SHARED_EXPERT_FIELDS = (
+    "n_shared_experts",
+    "num_shared_experts",
+    "shared_expert_intermediate_size",
+)
 
 
 def has_shared_experts(model: "ModelConfig") -> bool:
