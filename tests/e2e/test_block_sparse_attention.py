@@ -12,7 +12,7 @@ from vllm import SamplingParams
 
 from vllm_davinci.core.checkpoint.check import check_checkpoint
 from vllm_davinci_testing.engines.compressed_zoo import in_transformers
-from vllm_davinci_testing.engines.eagle_checkpoint import random_eagle3
+from vllm_davinci_testing.engines.eagle_checkpoint import fit_eagle3, random_eagle3
 from vllm_davinci_testing.engines.fixture_types import StartEngine
 from vllm_davinci_testing.engines.generating import (
     EVERY_PATH,
@@ -34,7 +34,7 @@ from vllm_davinci_testing.engines.transformers_reference import TransformersRefe
 
 A2 = "Ascend910B3"
 MAX_TOKENS = 12
-HEAD_TOKENS = 128  # size of the drafting head's vocabulary
+NUM_DRAFTS = 3
 SYNCHRONOUS = {"async_scheduling": False, "enforce_eager": True}
 COUNTS_GRAPHS = {"worker_extension_cls": "vllm_davinci_testing.engines.graph_worker.GraphWorker"}
 OF_TEXT = {"max_model_len": 640, "limit_mm_per_prompt": {"image": 0, "video": 0}}
@@ -121,17 +121,40 @@ def test_an_int8_export_gives_the_tokens_of_its_integers(
     assert ours < of_floats
 
 
+@pytest.fixture(scope="module")
+def head(checkpoint, expected, tmp_path_factory) -> Path:
+    """Returns an EAGLE-3 head that drafts what follows the prompts of LENGTHS."""
+    vocabulary, layers = expected.network.config.text_config.vocab_size, (0, 1, 2)
+    directory = tmp_path_factory.mktemp("eagle3") / "head"
+    random_eagle3(checkpoint, directory, vocabulary - 1, layers)  # all would need no `d2t`
+    prompts = random_prompts(LENGTHS)
+    texts = [(each, expected.greedy(each, MAX_TOKENS + NUM_DRAFTS)) for each in prompts]
+    fit_eagle3(directory, layers, expected, texts, NUM_DRAFTS)
+    return directory
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     "options", [{}, SYNCHRONOUS, {**TWO_RANKS, **IN_PARTS}], ids=["graphs", "sync", "tensor2"]
 )
-def test_eagle3_heads_change_no_token(options, checkpoint, expected, start_engine, tmp_path):
-    head = random_eagle3(checkpoint, tmp_path / "head", HEAD_TOKENS, (0, 1, 2))
-    asked = {"enforce_eager": False, **speculation("eagle3", 3, model=str(head)), **options}
+def test_eagle3_heads_change_no_token_and_draft_what_they_know(
+    options, checkpoint, expected, head, start_engine
+):
+    asked = {
+        "enforce_eager": False,
+        **speculation("eagle3", NUM_DRAFTS, model=str(head)),
+        **options,
+    }
     with start_engine(checkpoint, environment=FUZZED, **OF_TEXT, **asked) as engine:
-        for lengths in (LENGTHS[:5], LENGTHS):
-            assert_generates(engine, expected, random_prompts(lengths), MAX_TOKENS)
-        assert told(engine)[0] > MAX_TOKENS * len(LENGTHS)
+        unknown = random_prompts(LENGTHS, seed=5)
+        for prompts in (unknown[:5], unknown):
+            assert_generates(engine, expected, prompts, MAX_TOKENS)
+        before = told(engine)
+        assert before[0] - before[1] > MAX_TOKENS * len(LENGTHS)
+        assert_generates(engine, expected, random_prompts(LENGTHS), MAX_TOKENS)
+        drafted, accepted = (new - old for new, old in zip(told(engine), before, strict=True))
+        print(f"{accepted} of {drafted} drafts of known texts accepted")
+        assert accepted > 0.95 * drafted > MAX_TOKENS * len(LENGTHS) / 2
         if options is not SYNCHRONOUS:
             assert all(sum(each.values()) for each in engine.on_workers("graph_replays"))
 
