@@ -1,7 +1,13 @@
-"""Runs parts of a benchmark in separate processes: engines, other settings or packages."""
+"""Runs parts of a benchmark in separate processes: engines, other settings or packages.
+
+A part is a module below this folder with `measure(options)`, or with `answerer(options)`, which
+returns a function from questions to answers; all of them are JSON. Its process runs this file:
+`python child.py MODULE OPTIONS_JSON FD`, and writes lines to the file descriptor FD.
+"""
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import select
@@ -14,23 +20,17 @@ from pathlib import Path
 from typing import Any
 
 LINES_SHOWN = 30
+QUIET = {"VLLM_LOGGING_LEVEL": "WARNING", "HF_HUB_OFFLINE": "1"}
 
 
-def run_child(
-    arguments: Sequence[str],
-    limit_s: float,
-    environment: Mapping[str, str] | None = None,
-    python: Path | str = sys.executable,
-) -> str:
+def run_child(arguments: Sequence[str], limit_s: float) -> str:
     """Runs `python arguments` silently; raises RuntimeError with its last lines if it fails.
 
     Returns its output.
-    environment: the child's variables; None: this process's
     """
-    inherited = os.environ if environment is None else environment
     process = subprocess.run(
-        [str(python), *arguments],
-        env={**inherited, "VLLM_LOGGING_LEVEL": "WARNING", "HF_HUB_OFFLINE": "1"},
+        [sys.executable, *arguments],
+        env={**os.environ, **QUIET},
         capture_output=True,
         text=True,
         timeout=limit_s,
@@ -38,36 +38,40 @@ def run_child(
     )
     if process.returncode:
         raise RuntimeError(
-            f"{python} {' '.join(arguments[:3])} ended with status {process.returncode}. "
-            "Its last lines:\n"
+            f"{' '.join(arguments[:3])} ended with status {process.returncode}. Its last lines:\n"
             + "\n".join((process.stdout + process.stderr).splitlines()[-LINES_SHOWN:])
         )
     return process.stdout
 
 
 class AskedChild:
-    """A child process that answers questions in order.
+    """A process of a part, which answers questions in order.
 
-    Questions and answers are lines of JSON: questions on the child's standard input, answers on the
-    file descriptor given by its last argument. Its first answer, before any question, says that it
-    is ready.
+    Questions are lines on its standard input. Its first answer, before any question, is what it has
+    measured, or means that it is ready.
     """
 
     def __init__(
         self,
-        arguments: Sequence[str],
+        module: str,
+        options: Any,
         limit_s: float,
-        environment: Mapping[str, str],
+        more: Mapping[str, str] | None = None,
+        environment: Mapping[str, str] | None = None,
         python: Path | str = sys.executable,
     ) -> None:
-        """limit_s: time limit for becoming ready, and for each answer"""
-        self._limit_s = limit_s
-        self._name = f"{python} {' '.join(arguments[:2])}"
+        """
+        limit_s:     time limit for becoming ready, and for each answer
+        more:        variables beside those of the environment
+        environment: None: this process's
+        """
+        self._limit_s, self._module = limit_s, module
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115
         answers, to_parent = os.pipe()
+        inherited = os.environ if environment is None else environment
         self._process = subprocess.Popen(
-            [str(python), *arguments, str(to_parent)],
-            env={**environment, "VLLM_LOGGING_LEVEL": "WARNING", "HF_HUB_OFFLINE": "1"},
+            [str(python), __file__, module, json.dumps(options), str(to_parent)],
+            env={**inherited, **QUIET, **(more or {})},
             stdin=subprocess.PIPE,
             stdout=self._log,
             stderr=subprocess.STDOUT,
@@ -99,10 +103,44 @@ class AskedChild:
             ready, _, _ = select.select([self._answers], [], [], max(end - time.monotonic(), 0))
             read = self._answers.read(1 << 16) if ready else b""
             if not read:
+                if ready:
+                    self.wait_for_end()  # which writes its error
                 self._log.seek(0)
                 raise RuntimeError(
-                    f"{self._name} {'has ended' if ready else f'took over {self._limit_s:.0f} s'}. "
-                    "Its last lines:\n" + "".join(self._log.readlines()[-LINES_SHOWN:])
+                    f"{self._module} {'has ended' if ready else f'took over {self._limit_s:.0f} s'}"
+                    ". Its last lines:\n" + "".join(self._log.readlines()[-LINES_SHOWN:])
                 )
             line += read
         return json.loads(line)
+
+    def wait_for_end(self) -> None:
+        """Waits until the process has ended by itself."""
+        self._process.wait(self._limit_s)
+
+
+def measured(*arguments: Any, is_killed: bool = True, **options: Any) -> Any:
+    """Returns what a part measures in its own process. Takes the arguments of AskedChild.
+
+    is_killed: False: the process ends by itself, after it has written traces or ended an engine
+    """
+    with AskedChild(*arguments, **options) as child:
+        found = child.answer()
+        if not is_killed:
+            child.wait_for_end()
+        return found
+
+
+def answer(module: str, options: str, answers: str) -> None:
+    part = importlib.import_module(module)
+    with os.fdopen(int(answers), "w", buffering=1) as out:
+        if hasattr(part, "measure"):
+            print(json.dumps(part.measure(json.loads(options))), file=out)
+        else:
+            answer_to = part.answerer(json.loads(options))
+            print(json.dumps("ready"), file=out)
+            for line in sys.stdin:
+                print(json.dumps(answer_to(json.loads(line))), file=out)
+
+
+if __name__ == "__main__":
+    answer(*sys.argv[1:])

@@ -9,10 +9,12 @@ def run(args) -> Result: ...
 import importlib.metadata
 import os
 import platform
+import statistics
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
 
 # Version of the result format; readers refuse others.
 FORMAT = 1
@@ -64,6 +66,23 @@ class Row:
     quartiles: tuple[float, float] | None = None
     interval: tuple[float, float] | None = None
     note: str = ""
+
+    @classmethod
+    def median(
+        cls,
+        name: str,
+        unit: str,
+        ours: Sequence[float],
+        baseline: Sequence[float] = (),
+        scale: float = 1.0,
+        **more: Any,
+    ) -> Self:
+        """The medians of both sides' measured values. scale: factor from these to `unit`"""
+        low, middle, high = statistics.quantiles(ours, n=4) if len(ours) > 1 else [*ours] * 3
+        more.setdefault("quartiles", (low * scale, high * scale))
+        if baseline:
+            more["baseline"] = statistics.median(baseline) * scale
+        return cls(name, unit, middle * scale, Kind.MEASURED, **more)
 
     @property
     def ratio(self) -> float | None:

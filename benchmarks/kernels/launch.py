@@ -10,16 +10,11 @@ thread, without other programs.
 """
 
 import argparse
-import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
+from child import measured
 from result import Kind, Result, Row
 
 AT_MOST = {"layer": 0.40, "W8A8_DYNAMIC layer": 0.40}
-CHILD = Path(__file__).with_name("launch_process.py")
 LIMIT_S = 300.0
 BOUND = (
     "per stage: python and torch's dispatcher once, one allocation of scratch memory, and for each "
@@ -35,22 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> Result:
     rows = []
+    options = {key: getattr(args, key) for key in ("tokens", "rounds", "layers")}
     for queue in ("0", "1"):
-        child = subprocess.run(
-            [sys.executable, str(CHILD), str(args.tokens), str(args.rounds), str(args.layers)],
-            env={
-                **os.environ,
-                "TASK_QUEUE_ENABLE": queue,
-                "VNPU_COMPUTE": "0",
-                "OMP_NUM_THREADS": "1",
-                "PYTHONPATH": str(Path(__file__).resolve().parents[1]),
-            },
-            stdout=subprocess.PIPE,
-            text=True,
-            timeout=LIMIT_S,
-            check=True,
-        )
-        figures = json.loads(child.stdout.splitlines()[-1])
+        more = {"TASK_QUEUE_ENABLE": queue, "VNPU_COMPUTE": "0", "OMP_NUM_THREADS": "1"}
+        figures = measured("kernels.launch_process", options, LIMIT_S, more)
         for name, sides in figures["times"].items():
             low, median, high = sides["ours"]
             rows.append(

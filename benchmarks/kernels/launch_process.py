@@ -1,8 +1,6 @@
-"""Measures for launch.py in one process: `launch_process.py TOKENS ROUNDS LAYERS`."""
+"""Measures for launch.py in one process."""
 
-import json
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from types import ModuleType
@@ -89,12 +87,13 @@ def times_us(
     return {side: statistics.quantiles(values, n=4) for side, values in measured.items()}
 
 
-def main(num_tokens: int, rounds: int, layers: int) -> dict[str, Any]:
+def measure(options: dict[str, int]) -> dict[str, Any]:
     torch.set_num_threads(1)
+    num_tokens = options["tokens"]
     counts: list[tuple[str, str, int, int]] = []
     times: dict[str, dict[str, list[float]]] = {}
 
-    def measure(prefix: str, module: ModuleType, layer: Layer) -> None:
+    def compare(prefix: str, module: ModuleType, layer: Layer) -> None:
         sides: Sides = {"composed": module.composed(layer), "ours": module.ours(layer)}
         calls = calls_of(layer, sides["ours"])
         found = {side: calls_and_launches(layer, stages) for side, stages in sides.items()}
@@ -104,13 +103,9 @@ def main(num_tokens: int, rounds: int, layers: int) -> dict[str, Any]:
             ours, baseline = found["ours"][index], found["composed"][index]
             counts.append((f"{prefix}layer, {where}", unit, ours, baseline))
         for name, call in calls.items():
-            times[prefix + name] = times_us(call, sides, rounds, layers)
+            times[prefix + name] = times_us(call, sides, options["rounds"], options["layers"])
 
     with torch.inference_mode():
-        measure("", decode_layer, decode_layer.Layer(num_tokens))
-        measure("W8A8_DYNAMIC ", decode_layer_w8a8, decode_layer_w8a8.W8A8Layer(num_tokens))
+        compare("", decode_layer, decode_layer.Layer(num_tokens))
+        compare("W8A8_DYNAMIC ", decode_layer_w8a8, decode_layer_w8a8.W8A8Layer(num_tokens))
     return {"times": times, "counts": counts}
-
-
-if __name__ == "__main__":
-    print(json.dumps(main(*map(int, sys.argv[1:4]))))

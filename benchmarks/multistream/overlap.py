@@ -15,7 +15,6 @@ that no two intervals are equally long.
 
 import argparse
 import json
-import os
 import socket
 import statistics
 import tempfile
@@ -28,13 +27,12 @@ import torch
 from rich.console import Console
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from child import run_child
+from child import measured
 from multistream.step_trace import StepTrace, steps_of
 from result import Kind, Result, Row
 from vllm_davinci.vnpu import timeline
 from vllm_davinci.vnpu.intervals import Interval, length
 
-CHILD = Path(__file__).with_name("overlap_process.py")
 CHECKPOINTS = Path(__file__).resolve().parents[2] / "checkpoints"
 LIMIT_S = 300
 
@@ -183,7 +181,6 @@ def _prefills(
         traces.mkdir(parents=True, exist_ok=True)
         for old in traces.iterdir():
             old.unlink()
-        windows = traces / "prefills.json"
         options = {
             "model": str(model),
             "vocabulary": vocabulary,
@@ -194,7 +191,6 @@ def _prefills(
                 "dbo": {"enabled": is_split},
                 **({"sequence_parallel": {"enabled": False}} if args.all_reduce else {}),
             },
-            "result": str(windows),
         }
         place = {
             "VLLM_DP_SIZE": str(case.dp_ranks),
@@ -203,23 +199,19 @@ def _prefills(
             "VLLM_DP_MASTER_IP": "127.0.0.1",
             "VLLM_DP_MASTER_PORT": str(port),
         }
-        run_child(
-            [str(CHILD), json.dumps(options)],
-            LIMIT_S,
-            {
-                **os.environ,
-                **(place if case.dp_ranks > 1 else {}),
-                "VNPU_SCHEDULE": "threads",
-                "VNPU_COMPUTE": str(int(case.computes)),
-                "VNPU_PACE": args.pace or case.pace,
-                "VNPU_TRACE": str(traces),
-                # The engine runs in the calling process, so that it sees all requests of a batch
-                # together.
-                "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-                "OMP_NUM_THREADS": "1",
-            },
-        )
-        return [(begin, end) for begin, end in json.loads(windows.read_text(encoding="utf-8"))]
+        more = {
+            **(place if case.dp_ranks > 1 else {}),
+            "VNPU_SCHEDULE": "threads",
+            "VNPU_COMPUTE": str(int(case.computes)),
+            "VNPU_PACE": args.pace or case.pace,
+            "VNPU_TRACE": str(traces),
+            # The engine runs in the calling process, so that it sees all requests of a batch.
+            "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+            "OMP_NUM_THREADS": "1",
+        }
+        part = "multistream.overlap_process"
+        windows = measured(part, options, LIMIT_S, more, is_killed=False)
+        return [(begin, end) for begin, end in windows]
 
     with ThreadPoolExecutor(case.dp_ranks) as threads:
         first, *_ = threads.map(dp_rank, range(case.dp_ranks))
@@ -230,33 +222,27 @@ def _rows(name: str, whole: list[StepTrace], split: list[StepTrace]) -> list[Row
     def milliseconds(steps: list[StepTrace]) -> list[float]:
         return [(step.end - step.begin) / 1000 for step in steps]
 
-    measured = milliseconds(split)
-    step = split[measured.index(min(measured))]
-    bound = statistics.median(step.bound() / 1000 for step in split)
+    times = milliseconds(split)
+    step = split[times.index(min(times))]
     return [
-        Row(
-            name=f"{name}: prefill, from request to answer",
-            unit="ms",
-            ours=statistics.median(measured),
-            baseline=statistics.median(milliseconds(whole)),
-            kind=Kind.MEASURED,
-            bound=bound,
+        Row.median(
+            f"{name}: prefill, from request to answer",
+            "ms",
+            times,
+            milliseconds(whole),
+            bound=statistics.median(step.bound() / 1000 for step in split),
         ),
-        Row(
-            name=f"{name}: the same against its bound",
-            unit="x",
-            ours=statistics.median(
-                (step.end - step.begin) / step.bound() for step in split
-            ),
-            kind=Kind.MEASURED,
+        Row.median(
+            f"{name}: the same against its bound",
+            "x",
+            [(step.end - step.begin) / step.bound() for step in split],
             at_most=1.08,
             note="bound: max(computation, communication) + unsplit part",
         ),
-        Row(
-            name=f"{name}: first half's communication under second half's computation",
-            unit="share of the smaller",
-            ours=statistics.median(step.hidden_share() for step in split),
-            kind=Kind.MEASURED,
+        Row.median(
+            f"{name}: first half's communication under second half's computation",
+            "share of the smaller",
+            [step.hidden_share() for step in split],
             at_least=0.85,
         ),
         *(

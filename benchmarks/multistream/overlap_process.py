@@ -1,13 +1,7 @@
-"""Measures one DP rank for overlap.py: `overlap_process.py OPTIONS_JSON`.
+"""Measures one DP rank for overlap.py: an engine prefills batches."""
 
-An engine prefills batches and writes their times to the file named in the options.
-"""
-
-import json
 import random
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 from vllm import LLM, SamplingParams
@@ -48,8 +42,3 @@ def measure(options: dict[str, Any]) -> list[tuple[float, float]]:
     decisions = engine.collective_rpc("overlap_decisions")[0]
     assert decisions.get("split", 0) == (len(batches) if decisions else 0), decisions
     return batches[1:]  # the first batch warms up
-
-
-if __name__ == "__main__":
-    chosen = json.loads(sys.argv[1])
-    Path(chosen["result"]).write_text(json.dumps(measure(chosen)), encoding="utf-8")

@@ -7,17 +7,11 @@ each. Operators do no work, so that only the host's time is measured.
 """
 
 import argparse
-import json
-import os
-import statistics
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
-from result import Kind, Result, Row
+from child import measured
+from result import Result, Row
 
-CHILD = Path(__file__).with_name("switch_process.py")
 LIMIT_S = 600
 
 
@@ -28,16 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
-    child = subprocess.run(
-        [sys.executable, str(CHILD), str(args.hand_overs), str(args.steps), str(args.layers)],
-        env={**os.environ, "VNPU_COMPUTE": "0", "OMP_NUM_THREADS": "1",
-             "VLLM_LOGGING_LEVEL": "ERROR"},
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=LIMIT_S,
-        check=True,
-    )  # fmt: skip
-    found = json.loads(child.stdout.splitlines()[-1])
+    options = {key: getattr(args, key) for key in ("hand_overs", "steps", "layers")}
+    more = {"VNPU_COMPUTE": "0", "OMP_NUM_THREADS": "1"}
+    found = measured("multistream.switch_process", options, LIMIT_S, more)
     return Result(
         ours="greenlets (vllm_davinci.multistream)",
         baseline="vLLM's threads (UBatchContext); for steps: see the row",
@@ -57,17 +44,8 @@ def run(args: argparse.Namespace) -> Result:
 
 def _rows(found: dict[str, Any], layers: int) -> list[Row]:
     def row(name: str, ours: str, baseline: str, at_most: float | None, note: str = "") -> Row:
-        low, median, high = statistics.quantiles(found[ours], n=4)
-        return Row(
-            name=name,
-            unit="us",
-            ours=median,
-            baseline=statistics.median(found[baseline]),
-            kind=Kind.MEASURED,
-            quartiles=(low, high),
-            at_most=at_most,
-            note=note,
-        )
+        both = found[ours], found[baseline]
+        return Row.median(name, "us", *both, at_most=at_most, note=note)
 
     return [
         row(

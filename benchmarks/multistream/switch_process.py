@@ -1,19 +1,17 @@
-"""Measures for switch.py in one process: `switch_process.py HAND_OVERS STEPS LAYERS`."""
+"""Measures for switch.py in one process."""
 
-import json
 import socket
-import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 import torch_npu  # noqa: F401
-import vllm_threads
 from vllm.forward_context import ForwardContext, override_forward_context
 
+from multistream import vllm_threads
 from vllm_davinci.core.device import torch_cuda_names
 from vllm_davinci.core.ubatch.forward_context import SwitchingContext
 from vllm_davinci.multistream import Interleave, StreamPool, communicate
@@ -155,7 +153,8 @@ def steps(count: int, num_layers: int) -> dict[str, list[float]]:
     return found
 
 
-def main(count: int, num_steps: int, num_layers: int) -> None:
+def measure(options: dict[str, int]) -> dict[str, Any]:
+    count = options["hand_overs"]
     torch_cuda_names.install()
     torch.cuda.set_stream = vllm_threads.set_stream
     torch.npu.set_device(0)
@@ -169,13 +168,9 @@ def main(count: int, num_steps: int, num_layers: int) -> None:
         "vllm_dispatch": vllm_hand_overs(count, vllm_threads.at_a_dispatch),
         "vllm_combine": vllm_hand_overs(count, vllm_threads.at_a_combine),
         "beyond_collective": beyond_collectives(count),
-        **steps(num_steps, num_layers),
+        **steps(options["steps"], options["layers"]),
         "launches_per_layer": LAUNCHES_PER_LAYER,
         "depth": DEPTH,
     }
     dist.destroy_process_group()
-    print(json.dumps(found))
-
-
-if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    return found

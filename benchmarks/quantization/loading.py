@@ -7,7 +7,6 @@ page cache.
 """
 
 import argparse
-import json
 import os
 import tempfile
 from pathlib import Path
@@ -17,11 +16,10 @@ import torch
 import transformers
 from rich.console import Console
 
-from child import run_child
+from child import measured, run_child
 from result import Kind, Result, Row
 
 PROCESS_LIMIT_S = 900
-CHILD = Path(__file__).with_name("loading_process.py")
 NUM_SHARDS = 4
 # Limits: time relative to the float checkpoint, and host memory beyond the weights, in shards.
 TIME_AT_MOST, SHARDS_AT_MOST = 1.2, 2.0
@@ -43,9 +41,9 @@ def run(args: argparse.Namespace) -> Result:
         models = _write(scratch, args)
         found = {}
         os.sync()  # unwritten pages would stay in the page cache
-        for name, (model, options) in models.items():
+        for name, (model, quantization) in models.items():
             console.print(f"loading {name}")
-            runs = [_load(model, options, scratch, place) for place in PLACES * args.rounds]
+            runs = [_load(model, quantization, place) for place in PLACES * args.rounds]
             for place in PLACES:
                 own = [run for run in runs if run["place"] == place]
                 found[name, place] = {
@@ -86,7 +84,7 @@ def run(args: argparse.Namespace) -> Result:
     )
 
 
-def _write(scratch: Path, args: argparse.Namespace) -> dict[str, tuple[Path, list[str]]]:
+def _write(scratch: Path, args: argparse.Namespace) -> dict[str, tuple[Path, str | None]]:
     from vllm_davinci_testing.engines.fp8_checkpoint import write_block_fp8
 
     config = transformers.DeepseekV3Config(
@@ -120,21 +118,20 @@ def _write(scratch: Path, args: argparse.Namespace) -> dict[str, tuple[Path, lis
     int8 = scratch / "int8"
     run_child(["-m", "vllm_davinci.meta", "quantize", str(floats), str(int8)], PROCESS_LIMIT_S)
     return {
-        "bf16": (floats, []),
-        "int8": (int8, []),
-        "fp8 to floats": (fp8, []),
-        "fp8 to int8": (fp8, ["ascend"]),
+        "bf16": (floats, None),
+        "int8": (int8, None),
+        "fp8 to floats": (fp8, None),
+        "fp8 to int8": (fp8, "ascend"),
     }
 
 
-def _load(model: Path, options: list[str], scratch: Path, place: str) -> dict[str, Any]:
+def _load(model: Path, quantization: str | None, place: str) -> dict[str, Any]:
     for path in model.glob("*.safetensors"):
         with path.open("rb") as file:
             advice = os.POSIX_FADV_DONTNEED if place == DISK else os.POSIX_FADV_WILLNEED
             os.posix_fadvise(file.fileno(), 0, 0, advice)
             while place == MEMORY and file.read(1 << 24):
                 pass
-    result = scratch / "loaded.json"
-    run_child([str(CHILD), str(model), str(result), *options], PROCESS_LIMIT_S)
-    figures: dict[str, Any] = json.loads(result.read_text(encoding="utf-8"))
+    options = {"model": str(model), "quantization": quantization}
+    figures = measured("quantization.loading_process", options, PROCESS_LIMIT_S)
     return {**figures, "place": place}

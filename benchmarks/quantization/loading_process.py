@@ -1,11 +1,10 @@
-"""Loads one checkpoint's weights: `loading_process.py MODEL RESULT.json [QUANTIZATION]`."""
+"""Loads one checkpoint's weights."""
 
-import json
-import sys
 import tempfile
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 from vllm.config import set_current_vllm_config
@@ -28,7 +27,8 @@ def anonymous_bytes() -> int:
     return sum(amounts)
 
 
-def main(model: Path, result: Path, quantization: str | None = None) -> None:
+def measure(options: dict[str, Any]) -> dict[str, float]:
+    """Returns the seconds of a load, and host memory beyond the weights in bytes."""
     from vllm.config import VllmConfig
     from vllm.plugins import load_general_plugins
 
@@ -37,7 +37,8 @@ def main(model: Path, result: Path, quantization: str | None = None) -> None:
     with tempfile.NamedTemporaryFile() as store, set_current_vllm_config(VllmConfig()):
         init_distributed_environment(1, 0, f"file://{store.name}", 0, backend="gloo")
         initialize_model_parallel(1, 1)
-    made = LoadedModel(model, quantization=quantization)
+    model = Path(options["model"])
+    made = LoadedModel(model, quantization=options["quantization"])
     for parameter in made.network.parameters():
         parameter.data.fill_(1)  # allocates all of the weights' memory before the measurement
     torch.accelerator.synchronize()
@@ -56,9 +57,4 @@ def main(model: Path, result: Path, quantization: str | None = None) -> None:
     seconds = time.perf_counter() - began
     ended.set()
     thread.join()
-    extra = max(largest - before, 0)
-    result.write_text(json.dumps({"seconds": seconds, "extra_bytes": extra}), encoding="utf-8")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), Path(sys.argv[2]), *sys.argv[3:4])
+    return {"seconds": seconds, "extra_bytes": max(largest - before, 0)}

@@ -1,7 +1,10 @@
 """Makes engines for benchmarks of decode steps: a batch of short requests with one graph."""
 
+import os
 from collections.abc import Callable
 from typing import Any
+
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the engine runs in this process
 
 from vllm import LLM, SamplingParams
 

@@ -9,19 +9,16 @@ captured and eager.
 
 import argparse
 import json
-import os
 import statistics
 import tempfile
 from pathlib import Path
 from typing import Any
 
-from child import run_child
+from child import measured
 from result import Kind, Result, Row
 
 PROCESS_LIMIT_S = 600
 CHECKPOINT = Path(__file__).resolve().parents[2] / "checkpoints" / "tiny_deepseek"
-CHILD = Path(__file__).with_name("decode_step_process.py")
-SPLIT_CHILD = Path(__file__).with_name("split_step_process.py")
 GOAL = 0.15
 SPLIT_GOALS = {"graph": 1.3, "eager": 1.9}
 # Operators do no work, and the calling thread makes all launches.
@@ -61,20 +58,10 @@ def run(args: argparse.Namespace) -> Result:
                 "steps": args.steps,
                 "rounds": args.rounds,
                 "additional_config": SIDE_STREAMS if args.side_streams else {},
-                "result": str(Path(scratch) / "found.json"),
             }
-            run_child(
-                [str(CHILD), json.dumps(options)], PROCESS_LIMIT_S, {**os.environ, **HOST_ALONE}
-            )
-            rows += _rows(name, json.loads(Path(options["result"]).read_text(encoding="utf-8")))
+            rows += _rows(name, _found("decode_step", options))
         if args.split:
-            run_child(
-                [str(SPLIT_CHILD), json.dumps(options)],
-                PROCESS_LIMIT_S,
-                {**os.environ, **HOST_ALONE},
-            )
-            found = json.loads(Path(options["result"]).read_text(encoding="utf-8"))
-            rows += _split_rows(f"{args.layers} layers", found)
+            rows += _split_rows(f"{args.layers} layers", _found("split_step", options))
     return Result(
         ours="replayed from a graph",
         baseline="eager",
@@ -84,54 +71,38 @@ def run(args: argparse.Namespace) -> Result:
     )
 
 
-def _rows(name: str, found: dict[str, Any]) -> list[Row]:
-    def medians(key: str) -> tuple[float, float]:
-        graph, eager = (statistics.median(found[kind][key]) for kind in ("graph", "eager"))
-        return graph, eager
+def _found(part: str, options: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = measured(
+        f"serving.{part}_process", options, PROCESS_LIMIT_S, HOST_ALONE
+    )
+    return found
 
-    graph, eager = medians("seconds")
-    graph_elapsed, eager_elapsed = medians("elapsed")
-    graph_launches, eager_launches = medians("launches")
+
+def _rows(name: str, found: dict[str, Any]) -> list[Row]:
+    def row(what: str, key: str, **goal: float) -> Row:
+        both = (found[kind][key] for kind in ("graph", "eager"))
+        return Row.median(f"{name}: {what}", "ms", *both, scale=1e3, **goal)
+
+    launches, of_eager = (statistics.median(found[kind]["launches"]) for kind in ("graph", "eager"))
     return [
-        Row(
-            f"{name}: host time of the forward",
-            "ms",
-            graph * 1e3,
-            Kind.MEASURED,
-            baseline=eager * 1e3,
-            at_most=GOAL,
-        ),
-        Row(
-            f"{name}: the same by the clock, beside the device's threads",
-            "ms",
-            graph_elapsed * 1e3,
-            Kind.MEASURED,
-            baseline=eager_elapsed * 1e3,
-        ),
-        Row(
-            f"{name}: launches of the host",
-            "",
-            graph_launches,
-            Kind.COUNTED,
-            baseline=eager_launches,
-        ),
+        row("host time of the forward", "seconds", at_most=GOAL),
+        row("the same by the clock, beside the device's threads", "elapsed"),
+        Row(f"{name}: launches of the host", "", launches, Kind.COUNTED, baseline=of_eager),
     ]
 
 
 def _split_rows(name: str, found: dict[str, Any]) -> list[Row]:
-    def medians(kind: str, which: int) -> float:
-        """Returns the slower rank's figures over all rounds. which: 0 for the step, 1 for its
-        forward
-        """
-        return statistics.median(max(rank[which] for rank in of) for of in found[kind])
+    def slower(kind: str, which: int) -> list[float]:
+        """Returns the slower rank's figures. which: 0 for the step, 1 for its forward"""
+        return [max(rank[which] for rank in of) for of in found[kind]]
 
     return [
-        Row(
+        Row.median(
             f"{name}, two ranks, {kind}: host time of {what} as two ubatches, against whole",
             "ms",
-            medians(f"{kind} split", which) * 1e3,
-            Kind.MEASURED,
-            baseline=medians(f"{kind} whole", which) * 1e3,
+            slower(f"{kind} split", which),
+            slower(f"{kind} whole", which),
+            scale=1e3,
             at_most=None if which else SPLIT_GOALS[kind],
         )
         for kind in ("graph", "eager")

@@ -1,22 +1,19 @@
-"""Times decode steps of one engine on the host, alternately replayed from graphs and eager.
+"""Times decode steps of one engine on the host, alternately replayed from graphs and eager."""
 
-`python decode_step_process.py OPTIONS_JSON` writes its results to the file named in the options.
-"""
-
-import json
-import os
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-
 import torch
-from decode_engine import decode_engine, decode_requests, replay_graphs, runner_of, wrap_forwards
 
+from serving.decode_engine import (
+    decode_engine,
+    decode_requests,
+    replay_graphs,
+    runner_of,
+    wrap_forwards,
+)
 from vllm_davinci.vnpu import _C
 
 
@@ -57,6 +54,7 @@ class StepTimer:
 
 
 def measure(options: dict[str, Any]) -> dict[str, Any]:
+    torch.set_num_threads(1)
     num_requests = options["requests"]
     llm = decode_engine(
         options["model"],
@@ -78,10 +76,3 @@ def measure(options: dict[str, Any]) -> dict[str, Any]:
         name: {key: [each[key] for each in rounds] for key in rounds[0]}
         for name, rounds in found.items()
     }
-
-
-if __name__ == "__main__":
-    chosen = json.loads(sys.argv[1])
-    torch.set_num_threads(1)
-    Path(chosen["result"]).write_text(json.dumps(measure(chosen)), encoding="utf-8")
-    os._exit(0)

@@ -1,17 +1,14 @@
 """Runs one engine in its own process: start-up time, tokens per second, memory.
 
-`python generation_process.py OPTIONS_JSON` runs in either side's environment and writes its results
-to the file named in the options. It uses vLLM's public API only.
+It runs in either side's environment, and uses vLLM's public API only.
 """
 
-import json
 import os
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from generation import engine_arguments, prompts
+from serving.generation import engine_arguments, prompts
 
 BEGIN = time.perf_counter()
 
@@ -65,8 +62,3 @@ def measure(options: dict[str, Any]) -> dict[str, Any]:
         "engine_peak_bytes": max(_peak_bytes(pid) for pid in processes[1:] or processes),
         "front_end_peak_bytes": _peak_bytes(processes[0]),
     }
-
-
-if __name__ == "__main__":
-    chosen = json.loads(sys.argv[1])
-    Path(chosen["result"]).write_text(json.dumps(measure(chosen)), encoding="utf-8")

@@ -5,18 +5,13 @@ rate of its loads is compared with one contiguous copy of the same size from pin
 """
 
 import argparse
-import json
-import os
-import statistics
-import tempfile
 from pathlib import Path
 
-from child import run_child
+from child import measured
 from result import Kind, Result, Row
 
 PROCESS_LIMIT_S = 900
 CHECKPOINT = Path(__file__).resolve().parents[2] / "checkpoints" / "tiny_llama"
-CHILD = Path(__file__).with_name("kv_offload_process.py")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,26 +21,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
-    with tempfile.TemporaryDirectory() as scratch:
-        result = Path(scratch) / "found.json"
-        options = {
-            "model": str(args.model),
-            "prompt_tokens": args.prompt_tokens,
-            "rounds": args.rounds,
-            "result": str(result),
-        }
-        run_child([str(CHILD), json.dumps(options)], PROCESS_LIMIT_S, dict(os.environ))
-        found = json.loads(result.read_text(encoding="utf-8"))
+    options = {
+        "model": str(args.model),
+        "prompt_tokens": args.prompt_tokens,
+        "rounds": args.rounds,
+    }
+    found = measured("serving.kv_offload_process", options, PROCESS_LIMIT_S)
     return Result(
         ours="blocks that come from the host",
         baseline="the prompt computed again; for the rate: one copy of as many bytes",
         rows=[
-            Row(
-                "time to the first token",
-                "ms",
-                statistics.median(found["loaded_s"]) * 1e3,
-                Kind.MEASURED,
-                baseline=statistics.median(found["computed_s"]) * 1e3,
+            Row.median(
+                "time to the first token", "ms", found["loaded_s"], found["computed_s"], scale=1e3
             ),
             Row(
                 "tokens of a prompt that come from the host",

@@ -1,25 +1,16 @@
-"""Times one engine that stores prompts' blocks on the host and loads them again.
+"""Times one engine that stores prompts' blocks on the host and loads them again."""
 
-`python kv_offload_process.py OPTIONS_JSON` writes its results to the file named in the options.
-"""
-
-import json
-import os
 import random
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
-
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 import numpy as np
 import torch
-from decode_engine import decode_engine
 from vllm import SamplingParams
 
+from serving.decode_engine import decode_engine
 from vllm_davinci.core.kv_offload.host_rows import HostRows
 from vllm_davinci.core.kv_offload.transfers import Direction, Pairs
 
@@ -96,9 +87,3 @@ def transfer_rates() -> dict[str, float]:
             torch.npu.synchronize()
             rates[name].append(num_bytes / (time.perf_counter() - begin))
     return {name: statistics.median(values) for name, values in rates.items()}
-
-
-if __name__ == "__main__":
-    chosen_options = json.loads(sys.argv[1])
-    Path(chosen_options["result"]).write_text(json.dumps(measure(chosen_options)), "utf-8")
-    os._exit(0)

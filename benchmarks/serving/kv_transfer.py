@@ -5,12 +5,10 @@ Each has a process. The two processes also send as many bytes through one socket
 """
 
 import argparse
-import json
-import os
 import socket
 import statistics
 import tempfile
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +16,6 @@ from child import AskedChild
 from result import Kind, Result, Row
 
 PROCESS_LIMIT_S = 300
-CHILD = Path(__file__).with_name("kv_transfer_process.py")
 CARRIERS = {"nixl": "NixlConnector", "mooncake": "MooncakeConnector"}
 
 
@@ -44,25 +41,25 @@ def run(args: argparse.Namespace) -> Result:
 
 
 def rows_of(carrier: str, found: dict[str, Any]) -> list[Row]:
-    rates = [found["num_bytes"] / seconds / 1e6 for seconds in found["come_s"]]
-    lower, middle, upper = statistics.quantiles(rates, n=4)
+    megabytes = found["num_bytes"] / 1e6
+    blocks, of_socket = (
+        [megabytes / each for each in found[key]] for key in ("come_s", "socket_s")
+    )
     return [
-        Row(
-            f"{carrier}: rate of {found['num_bytes'] / 1e6:.0f} MB of blocks",
+        Row.median(
+            f"{carrier}: rate of {megabytes:.0f} MB of blocks",
             "MB/s",
-            middle,
-            Kind.MEASURED,
-            baseline=found["num_bytes"] / statistics.median(found["socket_s"]) / 1e6,
-            bound=found["num_bytes"] / statistics.median(found["copy_s"]) / 1e6,
-            quartiles=(lower, upper),
+            blocks,
+            of_socket,
+            bound=megabytes / statistics.median(found["copy_s"]),
             note="bound: one copy in memory",
         ),
-        Row(
+        Row.median(
             f"{carrier}: time to the first token",
             "ms",
-            statistics.median(found["over_s"]) * 1e3,
-            Kind.MEASURED,
-            baseline=statistics.median(found["computed_s"]) * 1e3,
+            found["over_s"],
+            found["computed_s"],
+            scale=1e3,
         ),
         Row(
             f"{carrier}: tokens of a prompt that come over",
@@ -84,10 +81,10 @@ def measure(scratch: Path, carrier: str, prompt_tokens: int, rounds: int) -> dic
     }
     children = []
     found: dict[str, Any] = {key: [] for key in TIMES}
-    try:
+    with ExitStack() as stack:
         for role in ("kv_producer", "kv_consumer"):
             # The first engine writes the model.
-            children.append(child({**options, "role": role}))
+            children.append(stack.enter_context(child({**options, "role": role})))
             children[-1].answer()
         for number in range(1 + rounds):
             once = ask_once(*children, options, number)
@@ -95,9 +92,6 @@ def measure(scratch: Path, carrier: str, prompt_tokens: int, rounds: int) -> dic
                 for key in TIMES:
                     found[key].append(once[key])
         return {**found, **{key: once[key] for key in ("num_bytes", "tokens", "asked_tokens")}}
-    finally:
-        for each in children:
-            each.__exit__(None, None, None)
 
 
 TIMES = ("come_s", "over_s", "computed_s", "socket_s", "copy_s")
@@ -129,15 +123,14 @@ def ask_once(
 def child(options: dict[str, Any]) -> AskedChild:
     port = options["port"]
     asked_at = port if options["role"] == "kv_producer" else free_port()
-    environment = {
-        **os.environ,
+    more = {
         "UCX_TLS": "tcp",  # as between hosts
         "VLLM_HOST_IP": "127.0.0.1",
         "VLLM_NIXL_SIDE_CHANNEL_HOST": "127.0.0.1",
         "VLLM_NIXL_SIDE_CHANNEL_PORT": str(asked_at),
         "VLLM_MOONCAKE_BOOTSTRAP_PORT": str(port),
     }
-    return AskedChild([str(CHILD), json.dumps(options)], PROCESS_LIMIT_S, environment)
+    return AskedChild("serving.kv_transfer_process", options, PROCESS_LIMIT_S, more)
 
 
 def free_port() -> int:

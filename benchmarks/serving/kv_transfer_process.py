@@ -1,4 +1,4 @@
-"""One of two engines that transfer blocks: `python kv_transfer_process.py OPTIONS_JSON FD`.
+"""One of two engines that transfer blocks.
 
 Answers questions (child.py), each a dictionary whose `do` names the action.
 """
@@ -7,7 +7,6 @@ import json
 import os
 import random
 import socket
-import sys
 import threading
 import time
 import urllib.request
@@ -70,7 +69,7 @@ class Engine:
         self._received: tuple[int, float] = (0, 0.0)
         self._buffer = torch.zeros(0, dtype=torch.int8)
 
-    def answer(self, question: dict[str, Any]) -> Any:
+    def __call__(self, question: dict[str, Any]) -> Any:
         return getattr(self, f"_{question.pop('do')}")(**question)
 
     # --- requests --------------------------------------------------------------------------------
@@ -191,13 +190,4 @@ class Engine:
         return self._buffer
 
 
-def main() -> None:
-    answers = os.fdopen(int(sys.argv[2]), "w", buffering=1)
-    engine = Engine(json.loads(sys.argv[1]))
-    print(json.dumps("ready"), file=answers)
-    for line in sys.stdin:
-        print(json.dumps(engine.answer(json.loads(line))), file=answers)
-
-
-if __name__ == "__main__":
-    main()
+answerer = Engine

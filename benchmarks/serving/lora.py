@@ -8,7 +8,6 @@ time, which other programs affect least.
 
 import argparse
 import json
-import os
 import statistics
 import tempfile
 from pathlib import Path
@@ -17,12 +16,11 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from child import run_child
+from child import measured
 from result import Kind, Result, Row
 
 PROCESS_LIMIT_S = 900
 CHECKPOINT = Path(__file__).resolve().parents[2] / "checkpoints" / "tiny_llama"
-CHILD = Path(__file__).with_name("lora_process.py")
 HOST_ALONE = {"VNPU_COMPUTE": "0", "TASK_QUEUE_ENABLE": "0"}
 SETTINGS = ("requests", "steps", "rounds", "rank", "slots")
 # Name -> adapters that requests use in turn; 0: none.
@@ -43,15 +41,14 @@ def run(args: argparse.Namespace) -> Result:
         adapters = [_write_adapter(directory / str(seed), args.rank, seed) for seed in range(1, 5)]
         merged = _write_merged(directory / "merged", adapters[0])
         shared = {key: getattr(args, key) for key in ("requests", "steps", "rounds")}
-        shared |= {"adapters": list(map(str, adapters)), "result": str(directory / "found.json")}
+        shared |= {"adapters": list(map(str, adapters))}
         lora = {"enable_lora": True, "max_loras": args.slots, "max_lora_rank": args.rank}
 
         def found(model: Path, engine: dict[str, Any], host_alone: bool) -> dict[str, Any]:
             cases = CASES if engine else {"plain": [0]}
             options = {**shared, "model": str(model), "engine": engine, "cases": cases}
-            environment = {**os.environ, **(HOST_ALONE if host_alone else {})}
-            run_child([str(CHILD), json.dumps(options)], PROCESS_LIMIT_S, environment)
-            answer = json.loads(Path(options["result"]).read_text(encoding="utf-8"))
+            more = HOST_ALONE if host_alone else {}
+            answer = measured("serving.lora_process", options, PROCESS_LIMIT_S, more)
             return {
                 name: {key: statistics.median(of[key] for of in rounds) for key in rounds[0]}
                 for name, rounds in answer.items()
@@ -64,10 +61,7 @@ def run(args: argparse.Namespace) -> Result:
         ours="an engine with --enable-lora",
         baseline="a plain engine; for tokens per second, of merged weights",
         rows=rows,
-        settings={
-            key: getattr(args, key) for key in ("requests", "steps", "rounds", "rank", "slots")
-        }
-        | HOST_ALONE,
+        settings={key: getattr(args, key) for key in SETTINGS} | HOST_ALONE,
         seed=1,
         bounded_by="four launches of each linear layer; the products with all slots",
     )
@@ -78,7 +72,7 @@ def _host_rows(plain: dict[str, Any], lora: dict[str, Any], layers: int) -> list
     rows = []
     for name, of in lora.items():
         more = (of["launches"] - base["launches"]) / layers
-        rows += [
+        rows.append(
             Row(
                 f"{name}: launches of an eager forward",
                 "",
@@ -86,22 +80,15 @@ def _host_rows(plain: dict[str, Any], lora: dict[str, Any], layers: int) -> list
                 Kind.COUNTED,
                 baseline=base["launches"],
                 note=f"{more:g} more per layer",
-            ),
-            Row(
-                f"{name}: host time of an eager step",
-                "ms",
-                of["step_seconds"] * 1e3,
-                Kind.MEASURED,
-                baseline=base["step_seconds"] * 1e3,
-            ),
-            Row(
-                f"{name}: host time of a step from graphs",
-                "ms",
-                of["graph_step_seconds"] * 1e3,
-                Kind.MEASURED,
-                baseline=base["graph_step_seconds"] * 1e3,
-            ),
-        ]
+            )
+        )
+        for key, step in (
+            ("step_seconds", "an eager step"),
+            ("graph_step_seconds", "a step from graphs"),
+        ):
+            ours, baseline = of[key] * 1e3, base[key] * 1e3
+            what = f"{name}: host time of {step}"
+            rows.append(Row(what, "ms", ours, Kind.MEASURED, baseline=baseline))
     return rows
 
 

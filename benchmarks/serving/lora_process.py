@@ -1,22 +1,14 @@
-"""Times decode steps of one engine, eager and from graphs, with the requested adapters.
+"""Times decode steps of one engine, eager and from graphs, with the requested adapters."""
 
-`python lora_process.py OPTIONS_JSON` writes its results to the file named in the options.
-"""
-
-import json
-import os
 import statistics
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-
 import torch
-from decode_engine import decode_engine, decode_requests, replay_graphs, runner_of
-from decode_step_process import StepTimer
 from vllm.lora.request import LoRARequest
+
+from serving.decode_engine import decode_engine, decode_requests, replay_graphs, runner_of
+from serving.decode_step_process import StepTimer
 
 
 class WholeSteps:
@@ -47,6 +39,7 @@ class WholeSteps:
 
 
 def measure(options: dict[str, Any]) -> dict[str, Any]:
+    torch.set_num_threads(1)
     num_requests, num_steps = options["requests"], options["steps"]
     llm = decode_engine(options["model"], num_requests, async_scheduling=False, **options["engine"])
     runner = runner_of(llm)
@@ -90,10 +83,3 @@ def measure(options: dict[str, Any]) -> dict[str, Any]:
                 else:
                     found[name][number] |= {"step_seconds": seconds, "launches": of["launches"]}
     return found
-
-
-if __name__ == "__main__":
-    chosen = json.loads(sys.argv[1])
-    torch.set_num_threads(1)
-    Path(chosen["result"]).write_text(json.dumps(measure(chosen)), encoding="utf-8")
-    os._exit(0)

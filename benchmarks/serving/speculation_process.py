@@ -1,21 +1,12 @@
-"""Continues prompts on one engine with or without drafts: speed, steps, launches.
+"""Continues prompts on one engine with or without drafts: speed, steps, launches."""
 
-`python speculation_process.py OPTIONS_JSON` writes its results to the file named in the options.
-"""
-
-import json
-import os
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-
 import torch
-from decode_engine import decode_engine, runner_of
 from vllm import SamplingParams
 
+from serving.decode_engine import decode_engine, runner_of
 from vllm_davinci.vnpu import _C
 
 
@@ -37,6 +28,7 @@ class StepCount:
 
 
 def measure(options: dict[str, Any]) -> dict[str, list[dict[str, float]]]:
+    torch.set_num_threads(1)
     most = max(options["requests"])
     engine: dict[str, Any] = {
         "skip_tokenizer_init": False,
@@ -68,10 +60,3 @@ def measure(options: dict[str, Any]) -> dict[str, list[dict[str, float]]]:
         str(number): [generate(number) for _ in range(options["rounds"])]
         for number in options["requests"]
     }
-
-
-if __name__ == "__main__":
-    chosen = json.loads(sys.argv[1])
-    torch.set_num_threads(1)
-    Path(chosen["result"]).write_text(json.dumps(measure(chosen)), encoding="utf-8")
-    os._exit(0)

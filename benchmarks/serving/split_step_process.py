@@ -1,21 +1,13 @@
-"""Runs decode steps on two ranks whole and as two ubatches, captured and eager.
+"""Runs decode steps on two ranks whole and as two ubatches, captured and eager."""
 
-`python split_step_process.py OPTIONS_JSON` writes its results to the file named in the options.
-"""
-
-import json
-import os
 import statistics
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-
 import torch
-from decode_engine import decode_engine, decode_requests, replay_graphs, wrap_forwards
+
+from serving.decode_engine import decode_engine, decode_requests, replay_graphs, wrap_forwards
 
 SPLIT = {"enabled": True, "decode": True, "min_decode_tokens_to_split": 2}
 
@@ -93,7 +85,7 @@ def measure(options: dict[str, Any]) -> dict[str, Any]:
         load_format="dummy",
         tensor_parallel_size=2,
         distributed_executor_backend="mp",
-        worker_extension_cls="split_step_process.StepTimingWorker",
+        worker_extension_cls=f"{__name__}.{StepTimingWorker.__name__}",
         additional_config={"dbo": SPLIT},
     )
     prompts, sampling = decode_requests(num_requests, options["steps"])
@@ -110,10 +102,3 @@ def measure(options: dict[str, Any]) -> dict[str, Any]:
                 if number:  # the first round warms up
                     found.setdefault(f"{kind} {step}", []).append(times)
     return found
-
-
-if __name__ == "__main__":
-    chosen = json.loads(sys.argv[1])
-    Path(chosen["result"]).write_text(json.dumps(measure(chosen)), encoding="utf-8")
-    sys.stdout.flush()
-    os._exit(0)

@@ -1,29 +1,23 @@
-"""Times one engine's steps, one batch per question.
+"""Times one engine's steps, one batch per question, so that two engines can take turns."""
 
-`python timed_steps_process.py OPTIONS_JSON FD` answers each question with a batch's step times, so
-that two engines can take turns.
-"""
-
-import json
+import itertools
 import os
-import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
 
 import torch
-from generation import engine_arguments, prompts
 from vllm import LLM, SamplingParams
 
+from serving.generation import engine_arguments, prompts
 
-def answer(options: dict[str, Any], answers: int) -> None:
-    """Answers the questions on standard input. answers: file descriptor for the answers"""
-    llm = LLM(**engine_arguments(options))
-    with os.fdopen(answers, "w", buffering=1) as out:
-        print(json.dumps("ready"), file=out)
-        for number, _ in enumerate(sys.stdin):
-            print(json.dumps(_steps_of_batch(llm, number, options)), file=out)
+
+def answerer(options: dict[str, Any]) -> Callable[[None], dict[str, list[float]]]:
+    torch.set_num_threads(1)
+    llm, numbers = LLM(**engine_arguments(options)), itertools.count()
+    return lambda _: _steps_of_batch(llm, next(numbers), options)
 
 
 def _steps_of_batch(llm: LLM, number: int, options: dict[str, Any]) -> dict[str, list[float]]:
@@ -39,10 +33,3 @@ def _steps_of_batch(llm: LLM, number: int, options: dict[str, Any]) -> dict[str,
         elapsed.append(time.perf_counter() - begin)
         processor.append(time.process_time() - processor_begin)
     return {"elapsed": elapsed, "processor": processor}
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    answer(json.loads(sys.argv[1]), int(sys.argv[2]))
-    sys.stdout.flush()
-    os._exit(0)

@@ -7,18 +7,14 @@ back from the device in every layer.
 """
 
 import argparse
-import json
-import os
 import statistics
 import tempfile
-from pathlib import Path
 from typing import Any
 
-from child import run_child
+from child import measured
 from result import Kind, Result, Row
 
 PROCESS_LIMIT_S = 600
-CHILD = Path(__file__).with_name("vision_encoder_process.py")
 MOST_OF_BOUND = 1.03
 MOST_OF_BLOCKING = 0.8  # a speedup of 1.25
 
@@ -38,19 +34,9 @@ def run(args: argparse.Namespace) -> Result:
         options: dict[str, Any] = {
             **{key: getattr(args, key) for key in ("blocks", "images", "side", "rounds")},
             "init": f"file://{scratch}/init",
-            "result": str(Path(scratch) / "found.json"),
         }
-        run_child(
-            [str(CHILD), json.dumps(options)],
-            PROCESS_LIMIT_S,
-            {
-                **os.environ,
-                "VNPU_COMPUTE": "0",
-                "VNPU_SCHEDULE": "threads",
-                "VNPU_PACE": f"aclnn={args.pace}",
-            },
-        )
-        found = json.loads(Path(options["result"]).read_text(encoding="utf-8"))
+        more = {"VNPU_COMPUTE": "0", "VNPU_SCHEDULE": "threads", "VNPU_PACE": f"aclnn={args.pace}"}
+        found = measured("serving.vision_encoder_process", options, PROCESS_LIMIT_S, more)
     ours, blocking, host, device = (
         statistics.median(found[name]) * 1e3 for name in ("ours", "blocking", "host", "device")
     )

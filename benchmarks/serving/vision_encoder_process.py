@@ -1,24 +1,21 @@
 """Times one image encoder: host alone, device alone, both, and with a blocking copy per block.
 
-`python vision_encoder_process.py OPTIONS_JSON` writes its results to the file named in the options.
 Operators do no work and sleep for a given time.
 """
 
 import ctypes
-import json
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
-from blocking_encoder import read_lengths_in_every_block
 from transformers import Qwen3VLConfig
 from vllm.config import DeviceConfig, VllmConfig, set_current_vllm_config
 from vllm.distributed import init_distributed_environment, initialize_model_parallel
 from vllm.plugins import load_general_plugins
 
+from serving.blocking_encoder import read_lengths_in_every_block
+from vllm_davinci.core.triton_kernels.registration import register_for_models
 from vllm_davinci.vnpu import _C
 
 PR_SET_TIMERSLACK, SLACK_NS = 29, 1000  # with the default slack, Linux ends sleeps 50 us late
@@ -38,6 +35,7 @@ def encoder_of(options: dict[str, Any]) -> torch.nn.Module:
             "deepstack_visual_indexes": [],
         }
     ).vision_config
+    register_for_models()  # as a runner does
     with torch.device("npu"):
         return Qwen3_VisionTransformer(config)
 
@@ -106,8 +104,3 @@ def apart(forward: Callable[[], None], other: torch.npu.Stream) -> tuple[float, 
     gate.record(other)
     torch.npu.synchronize()
     return launched - begin, time.perf_counter() - launched
-
-
-if __name__ == "__main__":
-    chosen = json.loads(sys.argv[1])
-    Path(chosen["result"]).write_text(json.dumps(measure(chosen)), encoding="utf-8")

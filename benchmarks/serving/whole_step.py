@@ -8,22 +8,19 @@ separately and subtracted; both sides sample on the host.
 """
 
 import argparse
-import json
-import os
-import statistics
-import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from child import AskedChild
-from result import Kind, Result, Row
+from result import Result, Row
 from serving import cpu_backend
 
 PROCESS_LIMIT_S = 600
 CHECKPOINT = Path(__file__).resolve().parents[2] / "checkpoints" / "tiny_llama"
-CHILD = Path(__file__).with_name("whole_step_process.py")
+PART = "serving.whole_step_process"
 GOAL = 1.0
 SAMPLING: dict[str, dict[str, Any]] = {
     "greedy": {"temperature": 0.0},
@@ -54,16 +51,18 @@ def run(args: argparse.Namespace) -> Result:
         }
     }
     synchronous = {**graphs, "async_scheduling": False}
-    mine, others = dict(os.environ), cpu_backend.child_environment()
-    with (
-        _child(sys.executable, {**options, "engine": graphs}, mine) as asynchronous_child,
-        _child(sys.executable, {**options, "engine": synchronous}, mine) as synchronous_child,
-        _child(cpu_python, {**options, "engine": {"enforce_eager": True}}, others) as cpu_child,
-    ):
+    on_cpu = {"environment": cpu_backend.child_environment(), "python": cpu_python}
+    engines: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+        "npu": (graphs, {}),
+        "npu, --no-async-scheduling": (synchronous, {}),
+        "CPU backend": ({"enforce_eager": True}, on_cpu),
+    }
+    with ExitStack() as stack:
         sides = {
-            "npu": asynchronous_child,
-            "npu, --no-async-scheduling": synchronous_child,
-            "CPU backend": cpu_child,
+            name: stack.enter_context(
+                AskedChild(PART, {**options, "engine": engine}, PROCESS_LIMIT_S, **place)
+            )
+            for name, (engine, place) in engines.items()
         }
         for child in sides.values():
             child.answer()
@@ -88,10 +87,6 @@ def run(args: argparse.Namespace) -> Result:
     )
 
 
-def _child(python: Path | str, options: dict[str, Any], environment: dict[str, str]) -> AskedChild:
-    return AskedChild([str(CHILD), json.dumps(options)], PROCESS_LIMIT_S, environment, python)
-
-
 def _take_turns(
     sides: dict[str, AskedChild], batch: int, rounds: int
 ) -> dict[str, list[list[float]]]:
@@ -113,16 +108,13 @@ def _row(
 ) -> Row:
     """Makes a row of medians; its note has the minima, which other programs affect least."""
     ours, baseline = ([each[index] * 1e3 for each in times[name]] for name in (side, "CPU backend"))
-    low, median, high = statistics.quantiles(ours, n=4) if len(ours) > 1 else ours * 3
     least, baseline_least = min(ours), min(baseline)
-    return Row(
+    return Row.median(
         f"{batch} requests: {what}",
         "ms",
-        median,
-        Kind.MEASURED,
-        baseline=statistics.median(baseline),
+        ours,
+        baseline,
         at_most=goal,
-        quartiles=(low, high),
         note=f"least rounds {least:.2f} and {baseline_least:.2f}: {least / baseline_least:.3f}",
     )
 

@@ -1,26 +1,22 @@
 """Times whole decode steps of one engine, and their forwards separately.
 
-`python whole_step_process.py OPTIONS_JSON FD` runs in either side's environment and answers one
-question at a time, so that the sides can take turns.
+It runs in either side's environment and answers a question at a time, so that the sides can take
+turns.
 """
 
 from __future__ import annotations
 
 import cProfile
-import json
-import os
 import pstats
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
-
 import torch
-from decode_engine import runner_of, wrap_forwards
 from vllm import LLM, SamplingParams
+
+from serving.decode_engine import runner_of, wrap_forwards
 
 ON_NPU = hasattr(torch, "npu")
 
@@ -69,8 +65,8 @@ def _finish() -> None:
         torch.npu.synchronize()
 
 
-def answer(options: dict[str, Any], answers: int) -> None:
-    """Answers the questions on standard input. answers: file descriptor for the answers"""
+def answerer(options: dict[str, Any]) -> Callable[[dict[str, Any]], Any]:
+    torch.set_num_threads(1)
     llm = LLM(
         options["model"],
         dtype="bfloat16",
@@ -84,18 +80,15 @@ def answer(options: dict[str, Any], answers: int) -> None:
     )
     runner = runner_of(llm)
     timer = ForwardTimer(runner)
-    with os.fdopen(answers, "w", buffering=1) as out:
-        print(json.dumps("ready"), file=out)
-        for line in sys.stdin:
-            question = json.loads(line)
-            batch = question["batch"]
-            prompts = [{"prompt_token_ids": [5 + request % 40] * 4} for request in range(batch)]
-            found: Any
-            if question["profile"]:
-                found = _profile(llm, prompts, options)
-            else:
-                found = _outside(llm, timer, prompts, options)
-            print(json.dumps(found), file=out)
+
+    def answer(question: dict[str, Any]) -> Any:
+        batch = question["batch"]
+        prompts = [{"prompt_token_ids": [5 + request % 40] * 4} for request in range(batch)]
+        if question["profile"]:
+            return _profile(llm, prompts, options)
+        return _outside(llm, timer, prompts, options)
+
+    return answer
 
 
 def _outside(llm: LLM, timer: ForwardTimer, prompts: list[Any], options: dict[str, Any]) -> Times:
@@ -127,10 +120,3 @@ def _profile(llm: LLM, prompts: list[Any], options: dict[str, Any]) -> list[tupl
         (f"{Path(file).name}:{line}:{name}", values[2] / options["steps"] * 1e6)
         for (file, line, name), values in own
     ]
-
-
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    answer(json.loads(sys.argv[1]), int(sys.argv[2]))
-    sys.stdout.flush()
-    os._exit(0)

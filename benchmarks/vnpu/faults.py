@@ -6,14 +6,11 @@ machine affects both.
 """
 
 import argparse
-import os
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 
+from child import AskedChild
 from result import Kind, Result, Row
 
 MOST = 1.01
@@ -21,6 +18,7 @@ OPERATORS = ("add", "matmul")
 # Never reached: these processes have one rank and no group.
 UNREACHED = "segment:open@1000000=throw"
 BLOCK_CALLS = 400
+LIMIT_S = 120.0
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -32,18 +30,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Result:
     rows = []
     for operator in OPERATORS:
-        sides = [_start(operator, plan) for plan in ("", UNREACHED)]
-        try:
+        with _side(operator, "") as without, _side(operator, UNREACHED) as with_a_rule:
+            sides = without, with_a_rule
+            for side in sides:
+                side.answer()
             ratios, times = [], []
             for number in range(args.blocks):
                 order = (0, 1) if number % 2 else (1, 0)
-                found = {side: _block(sides[side]) for side in order}
+                found = {side: sides[side].ask(None) for side in order}
                 ratios.append(found[1] / found[0])
                 times.append(found[0])
-        finally:
-            for side in sides:
-                side.kill()
-                side.wait()
         low, median, high = statistics.quantiles(ratios, n=4)
         off_us = statistics.median(times)
         rows.append(
@@ -67,27 +63,13 @@ def run(args: argparse.Namespace) -> Result:
     )
 
 
-def _start(operator: str, plan: str) -> subprocess.Popen[str]:
-    path = str(Path(__file__).resolve().parents[1])
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "VNPU_FAULTS": plan}
-    return subprocess.Popen(
-        [sys.executable, __file__, operator],
-        env=environment,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+def _side(operator: str, plan: str) -> AskedChild:
+    more = {"OMP_NUM_THREADS": "1", "VNPU_FAULTS": plan}
+    return AskedChild("vnpu.faults", operator, LIMIT_S, more)
 
 
-def _block(side: subprocess.Popen[str]) -> float:
-    """Returns microseconds per call in one block."""
-    assert side.stdin is not None and side.stdout is not None
-    side.stdin.write("\n")
-    side.stdin.flush()
-    return float(side.stdout.readline())
-
-
-def _serve(operator: str) -> None:
+def answerer(operator: str) -> Callable[[None], float]:
+    """Answers with the microseconds per call in one block of calls."""
     import torch
     import torch_npu  # noqa: F401 - the device
 
@@ -100,13 +82,12 @@ def _serve(operator: str) -> None:
     call = calls[operator]
     for _ in range(2 * BLOCK_CALLS):
         call()
-    for _ in sys.stdin:
+
+    def block(_: None) -> float:
         begin = time.process_time()
-        for _ in range(BLOCK_CALLS):
+        for _number in range(BLOCK_CALLS):
             call()
         torch.npu.synchronize()
-        print((time.process_time() - begin) / BLOCK_CALLS * 1e6, flush=True)
+        return (time.process_time() - begin) / BLOCK_CALLS * 1e6
 
-
-if __name__ == "__main__":
-    _serve(sys.argv[1])
+    return block

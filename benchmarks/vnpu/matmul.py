@@ -10,11 +10,10 @@ A ratio above 1 means that torch's library is faster on this processor.
 import argparse
 import functools
 import os
-import statistics
 import time
 from collections.abc import Callable
 
-from result import Kind, Result, Row
+from result import Result, Row
 
 BATCHES = 15
 # Rows of one decode, a batch of decodes, and a prefill; weights of a small model, an output layer,
@@ -48,18 +47,8 @@ def run(args: argparse.Namespace) -> Result:
                     torch.npu.synchronize,
                     args.batch_ms / 1000,
                 )
-                low, median, high = statistics.quantiles(ours, n=4)
-                rows.append(
-                    Row(
-                        name=f"{dtype}, {count} x {depth} @ {depth} x {columns}",
-                        unit="us",
-                        ours=median,
-                        baseline=statistics.median(baseline),
-                        kind=Kind.MEASURED,
-                        at_most=MOST_OF_THE_LIBRARY,
-                        quartiles=(low, high),
-                    )
-                )
+                name = f"{dtype}, {count} x {depth} @ {depth} x {columns}"
+                rows.append(Row.median(name, "us", ours, baseline, at_most=MOST_OF_THE_LIBRARY))
     return Result(
         ours="torch.mm on npu over vnpu",
         baseline="torch.mm on the CPU",

@@ -7,8 +7,6 @@ Replayed graphs make few calls; eager steps make all calls.
 """
 
 import argparse
-import json
-import os
 import statistics
 import tempfile
 from pathlib import Path
@@ -23,7 +21,7 @@ from vllm_davinci.vnpu import refusals
 
 LEAST_RATIO = 0.97
 MOST_TIME_RATIO = 1.03
-CHILD = Path(offline_throughput.__file__).with_name("timed_steps_process.py")
+PART = "serving.timed_steps_process"
 STEPS: dict[str, dict[str, Any]] = {"graphs": {}, "eager": {"enforce_eager": True}}
 
 
@@ -95,10 +93,8 @@ def _take_turns(options: dict[str, Any], counted: Path) -> list[Batches]:
 
 
 def _child(options: dict[str, Any], counted: Path, is_strict: bool) -> AskedChild:
-    environment = {**os.environ, "VNPU_STRICT": str(int(is_strict)), "VNPU_REFUSALS": str(counted)}
-    return AskedChild(
-        [str(CHILD), json.dumps(options)], offline_throughput.PROCESS_LIMIT_S, environment
-    )
+    more = {"VNPU_STRICT": str(int(is_strict)), "VNPU_REFUSALS": str(counted)}
+    return AskedChild(PART, options, offline_throughput.PROCESS_LIMIT_S, more)
 
 
 def _calls(counted: Path) -> int:

@@ -5,21 +5,24 @@ Compares a launch with torch's smallest operator in one process, and vLLM's kern
 """
 
 import argparse
-import json
 import os
 import statistics
-import subprocess
-import sys
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
+from child import measured
 from result import Kind, Result, Row
 
 ROWS, VOCABULARY, BLOCK = 8, 151_936, 1024
 INTERPRETED = {"TRITON_INTERPRET": "1", "TORCH_DEVICE_BACKEND_AUTOLOAD": "0"}
-ALONE = {"VNPU_TRITON": "1", "VLLM_PLUGINS": "", "CUDA_VISIBLE_DEVICES": ""}
+ALONE = {
+    "VNPU_TRITON": "1",
+    "VLLM_PLUGINS": "",
+    "CUDA_VISIBLE_DEVICES": "",
+    "OMP_NUM_THREADS": "1",
+}
+LIMIT_S = 600
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -27,7 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> Result:
-    here, interpreted = (_figures(args.calls, each) for each in ({}, INTERPRETED))
+    here, interpreted = (
+        measured("vnpu.triton_kernels", args.calls, LIMIT_S, {**ALONE, **each})
+        for each in ({}, INTERPRETED)
+    )
     rows = [
         Row(
             name="launch of a kernel, beside torch.add",
@@ -51,20 +57,6 @@ def run(args: argparse.Namespace) -> Result:
     )
 
 
-def _figures(calls: int, more: dict[str, str]) -> dict[str, float]:
-    path = str(Path(__file__).resolve().parents[1])
-    child = subprocess.run(
-        [sys.executable, __file__, str(calls)],
-        env={**os.environ, **ALONE, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, **more},
-        stdout=subprocess.PIPE,
-        text=True,
-        timeout=600,
-        check=True,
-    )
-    figures: dict[str, float] = json.loads(child.stdout.splitlines()[-1])
-    return figures
-
-
 def _median_us(call: Callable[[], object], calls: int) -> float:
     times = []
     unmeasured = (calls + 9) // 10 if calls > 1 else 0
@@ -76,7 +68,7 @@ def _median_us(call: Callable[[], object], calls: int) -> float:
     return statistics.median(times)
 
 
-def _measure(calls: int) -> dict[str, float]:
+def measure(calls: int) -> dict[str, float]:
     import torch
     from vllm.triton_utils import tl, triton
     from vllm.v1.worker.gpu.sample.gumbel import _gumbel_sample_kernel
@@ -118,7 +110,3 @@ def _measure(calls: int) -> dict[str, float]:
         1 if is_interpreted else 10,
     )
     return figures
-
-
-if __name__ == "__main__":
-    print(json.dumps(_measure(int(sys.argv[1]))))
