@@ -2,7 +2,6 @@
 
 import random
 from pathlib import Path
-from typing import Any
 
 import pytest
 from vllm import SamplingParams
@@ -10,7 +9,7 @@ from vllm import SamplingParams
 from vllm_davinci_testing.engines.compressed_zoo import WINDOW
 from vllm_davinci_testing.engines.dspark_zoo import DRAFTS_TOLD, DSparkReference, with_dspark
 from vllm_davinci_testing.engines.engine_process import EngineError
-from vllm_davinci_testing.engines.fixture_types import Reference, StartEngine, Zoo
+from vllm_davinci_testing.engines.fixture_types import StartEngine, Zoo
 from vllm_davinci_testing.engines.generating import FUZZED, IN_PARTS, TWO_RANKS, assert_generates
 from vllm_davinci_testing.engines.speculating import speculation, told
 
@@ -45,13 +44,7 @@ def drafting(zoo: Zoo, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
     ],
 )
-def test_blocks_of_drafts_change_no_token(
-    count: int,
-    options: dict[str, Any],
-    drafting: Path,
-    reference: Reference,
-    start_engine: StartEngine,
-):
+def test_blocks_of_drafts_change_no_token(count, options, drafting, reference, start_engine):
     asked = {**speculation("dspark", count), **LONG, **options}
     with start_engine(drafting, environment=FUZZED, **asked) as engine:
         assert_generates(engine, reference(MODEL), prompts_of(LENGTHS), MAX_TOKENS)
@@ -64,13 +57,7 @@ def test_blocks_of_drafts_change_no_token(
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("count", "accepted"), [(5, {}), (7, ACCEPTED)])
-def test_drafts_are_those_of_the_equations(
-    count: int,
-    accepted: dict[str, Any],
-    drafting: Path,
-    start_engine: StartEngine,
-    tmp_path: Path,
-):
+def test_drafts_are_those_of_the_equations(count, accepted, drafting, start_engine, tmp_path):
     """Checks drafts after a prompt, and after steps with rejected or accepted drafts."""
     equations = DSparkReference(drafting, tmp_path / "layers")
     drafts = speculation("dspark", count, **accepted)

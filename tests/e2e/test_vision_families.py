@@ -3,8 +3,6 @@
 `nox -s zoo` serves the others.
 """
 
-from pathlib import Path
-
 import pytest
 
 from vllm_davinci_testing.engines.multimodal_reference import reference_of
@@ -24,9 +22,7 @@ RACES = {"VNPU_RACES": "raise", "VNPU_SCHEDULE": "fuzz:3"}
     "name",
     [pytest.param(name, marks=pytest.mark.thorough if name != "qwen3_5" else ()) for name in NAMES],
 )
-def test_tokens_equal_those_of_transformers_and_the_host_waits_for_nothing(
-    name: str, tmp_path: Path
-) -> None:
+def test_tokens_equal_those_of_transformers_and_the_host_waits_for_nothing(name, tmp_path):
     family = FAMILIES[name]
     (tmp_path / "model").mkdir()
     checkpoint = family.write(tmp_path / "model")

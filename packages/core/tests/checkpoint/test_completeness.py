@@ -228,9 +228,7 @@ def test_a_shard_that_is_cut_short_is_named(static, registered, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_scales_as_bits_load_into_a_model_of_either_dtype(
-    dtype: torch.dtype, static: Path, registered: None, tmp_path: Path
-):
+def test_scales_as_bits_load_into_a_model_of_either_dtype(dtype, static, registered, tmp_path):
     """ModelSlim stores raw bits for models of unknown dtype."""
     stored = Stored(static, dtype)
     name = "model.layers.0.mlp.down_proj.deq_scale"

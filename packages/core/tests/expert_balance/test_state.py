@@ -10,7 +10,7 @@ import torch
 from vllm.config import VllmConfig
 from vllm.distributed.eplb.rebalance_execute import AsyncEplbLayerResult, TransferMetadata
 
-from vllm_davinci.core.expert_balance.state import NPUEplbState
+from vllm_davinci.core.expert_balance.state import NPUEplbState, imbalance
 from vllm_davinci.core.fused_moe.replicas import ReplicaTable
 
 LAYERS, EXPERTS = 2, 4
@@ -91,3 +91,22 @@ def test_a_layers_table_is_updated_as_soon_as_it_has_moved(state: NPUEplbState):
 def test_a_step_without_a_result_changes_no_table(state: NPUEplbState):
     state.step(is_dummy=True)
     assert tables(state) == [BEFORE, BEFORE]
+
+
+# The imbalance of ranks equals values computed by hand.
+
+
+@pytest.mark.parametrize(
+    ("loads", "placed", "expected"),
+    [
+        ([[4, 4, 4, 4]], [[0, 1, 2, 3]], 1.0),
+        ([[8, 4, 2, 2]], [[0, 1, 2, 3]], 1.5),
+        ([[8, 4, 2, 2]], [[0, 2, 1, 3]], 1.25),
+        # 4 + 4 + 2 on one rank, 4 + 1 + 1 on the other.
+        ([[8, 4, 2, 2]], [[0, 1, 2, 0, 3, 3]], 1.25),
+        ([[8, 0, 0, 0], [0, 0, 0, 0]], [[0, 1, 2, 3], [0, 1, 2, 3]], 2.0),
+        ([[0, 0, 0, 0]], [[0, 1, 2, 3]], 1.0),
+    ],
+)
+def test_the_largest_load_of_a_rank_over_the_mean(loads, placed, expected):
+    assert imbalance(torch.tensor(loads), torch.tensor(placed), 2) == pytest.approx(expected)

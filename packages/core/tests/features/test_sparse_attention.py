@@ -100,9 +100,7 @@ def test_an_indexers_keys_keep_the_models_dtype():
         ("fp8", {}, "bf16"),
     ],
 )
-def test_deepseek_v4_stores_an_indexers_keys_in_int8_if_asked(
-    given: str, described: dict[str, str], settled: str
-):
+def test_deepseek_v4_stores_an_indexers_keys_in_int8_if_asked(given, described, settled):
     config = configuration(index_topk=512, model_type="deepseek_v4", index_head_dim=128)
     config.attention_config = SimpleNamespace(indexer_kv_dtype=given)
     config.quant_config = SimpleNamespace(format=SimpleNamespace(options=described))

@@ -77,10 +77,7 @@ def test_rows_of_a_group_lie_apart_and_in_their_block(vllm_config, device):
 
 @pytest.mark.parametrize("most_runs", [0, 64])
 def test_blocks_are_copied_and_zeroed_with_the_rows_of_all_layers(
-    most_runs: int,
-    vllm_config: VllmConfig,
-    device: torch.device,
-    monkeypatch: pytest.MonkeyPatch,
+    most_runs, vllm_config, device, monkeypatch
 ):
     monkeypatch.setattr("vllm_davinci.core.kv_cache.memory.MOST_RUNS", most_runs)
     layers, config = planned(vllm_config)
@@ -96,9 +93,7 @@ def test_blocks_are_copied_and_zeroed_with_the_rows_of_all_layers(
 
 
 @pytest.mark.parametrize("quantizes", [False, True], ids=["floats", "int8"])
-def test_a_block_of_deepseek_v4_flash_has_the_bytes_of_its_rows(
-    quantizes: bool, vllm_config: VllmConfig
-):
+def test_a_block_of_deepseek_v4_flash_has_the_bytes_of_its_rows(quantizes, vllm_config):
     """43 layers: 21 with groups of 4, 20 with groups of 128. Windows and projections need no larger
     blocks.
     """

@@ -68,9 +68,7 @@ def expanded(output: torch.Tensor, streams: torch.Tensor, *weights: torch.Tensor
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("model_type", MODULES)
-def test_a_connection_equals_the_one_of_transformers(
-    model_type: str, dtype: torch.dtype, device: torch.device
-):
+def test_a_connection_equals_the_one_of_transformers(model_type, dtype, device):
     config = configuration(model_type)
     theirs = MODULES[model_type][0](config)
     fill(theirs)
@@ -94,9 +92,7 @@ def test_a_connection_equals_the_one_of_transformers(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("model_type", MODULES)
-def test_a_head_equals_the_one_of_transformers(
-    model_type: str, dtype: torch.dtype, device: torch.device
-):
+def test_a_head_equals_the_one_of_transformers(model_type, dtype, device):
     config = configuration(model_type)
     ours = StreamHead(StreamRule.of_model(config))
     streams, _ = streams_of(dtype)
@@ -114,9 +110,7 @@ def test_a_head_equals_the_one_of_transformers(
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("writes", [True, False])
-def test_gates_of_a_low_rank_equal_those_of_transformers(
-    writes: bool, dtype: torch.dtype, device: torch.device
-):
+def test_gates_of_a_low_rank_equal_those_of_transformers(writes, dtype, device):
     config = SimpleNamespace(
         model_type="qwen4_exp_text", hc_count=4, hc_lowrank=24, hidden_size=48, rms_norm_eps=1e-3
     )

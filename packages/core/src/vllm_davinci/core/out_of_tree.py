@@ -38,11 +38,13 @@ from vllm_davinci.core.attention.mla.block import NPUMultiHeadLatentAttentionWra
 from vllm_davinci.core.attention.whisper_encoder import NPUWhisperEncoderAttention
 from vllm_davinci.core.checkpoint.loader import register as register_loader
 from vllm_davinci.core.config.architectures import UNSERVED_MODEL, not_importable
-from vllm_davinci.core.fused_moe.dbrx_experts import NPUDbrxExperts
-from vllm_davinci.core.fused_moe.gpt_oss_experts import NPUGptOssRoutedExperts
+from vllm_davinci.core.fused_moe.expert_containers import (
+    NPUDbrxExperts,
+    NPUGptOssRoutedExperts,
+    NPUTransformersRoutedExperts,
+)
 from vllm_davinci.core.fused_moe.layer import NPURoutedExperts
 from vllm_davinci.core.fused_moe.method import NPUUnquantizedFusedMoEMethod
-from vllm_davinci.core.fused_moe.transformers_layer import NPUTransformersRoutedExperts
 from vllm_davinci.core.layers.activation import NPUSiluAndMul, NPUSiluAndMulWithClamp
 from vllm_davinci.core.layers.embedding import NPUVocabParallelEmbedding
 from vllm_davinci.core.layers.linear import (

@@ -50,9 +50,9 @@ OVERRIDES: tuple[Override, ...] = (
             "core.runner.plain_steps:NPURequestState",
             "core.runner.model_state:NPUModelState",
             "core.runner.model_state:NPUEncoderRunner",
-            "core.runner.prompt_embeds:NPUPromptEmbeds",
+            "core.runner.model_state:NPUPromptEmbeds",
             "core.runner.prompt_logprobs:AdaptersPromptLogprobs",
-            "core.runner.rope_positions:NPURopeState",
+            "core.runner.model_state:NPURopeState",
         ),
         why="the V2 runner hard-codes the classes of its parts; no platform chooses them",
         upstream={
@@ -347,7 +347,7 @@ OVERRIDES: tuple[Override, ...] = (
     ),
     Override(
         what="load_weights of a model with adapters finds layers inside their wrappers",
-        where=("core.lora.base_weights:load_past_wrappers",),
+        where=("core.lora.adapter_manager:load_past_wrappers",),
         why="some of vLLM's models look parameters up by checkpoint names, into which wrappers "
         "insert base_layer; some trainers insert it themselves",
         upstream={

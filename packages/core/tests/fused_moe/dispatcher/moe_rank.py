@@ -1,4 +1,4 @@
-"""One rank of test_dispatcher_ranks.py: `moe_rank.py SETTING`, a JSON, with torchrun's variables.
+"""One rank of test_dispatcher.py: `moe_rank.py SETTING`, a JSON, with torchrun's variables.
 
 Builds layers like vLLM's models, gives each DP rank its own tokens, and compares each layer's
 output with plain torch. Prints the layers' launches between ranks.

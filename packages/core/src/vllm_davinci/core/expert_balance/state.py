@@ -1,7 +1,7 @@
 """vLLM's expert balancing state, connected to our layers' counters and tables."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from vllm.config import ModelConfig, VllmConfig
@@ -9,15 +9,65 @@ from vllm.distributed.eplb.eplb_state import EplbModelState, EplbState
 from vllm.distributed.eplb.rebalance_execute import AsyncEplbLayerResult
 from vllm.distributed.parallel_state import get_ep_group, get_tp_group
 
+from vllm_davinci.core.components.worker_metrics import MetricsFile
 from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.errors import UnsupportedFeatureError
-from vllm_davinci.core.expert_balance.imbalance import Imbalance, imbalance
-from vllm_davinci.core.expert_balance.metrics import BalanceWriter
 from vllm_davinci.core.fused_moe.forward import FusedMoEForward
 from vllm_davinci.core.fused_moe.layer import NPURoutedExperts
 from vllm_davinci.core.fused_moe.load_record import LoadCounter
 from vllm_davinci.core.fused_moe.replicas import ReplicaTable
 from vllm_davinci.core.log import init_logger
+
+# Imbalance of a step's tokens over ranks.
+
+
+class Imbalance(NamedTuple):
+    """Largest load of a rank over the mean load, averaged over layers; 1 is even.
+
+    before: with the map that was active while counting; after: with the newest map, same loads
+    """
+
+    before: float
+    after: float
+
+
+def imbalance(loads: torch.Tensor, placed: torch.Tensor, ep_size: int) -> float:
+    """Computes one value of Imbalance; replicas of an expert share its tokens evenly."""
+    replicas = torch.zeros_like(loads, dtype=torch.float64)
+    replicas.scatter_add_(1, placed, torch.ones_like(placed, dtype=torch.float64))
+    of_slot = (loads / replicas.clamp_min(1)).gather(1, placed)
+    of_rank = of_slot.view(len(loads), ep_size, -1).sum(-1)
+    mean = of_rank.mean(1)
+    counted = mean > 0
+    if not counted.any():
+        return 1.0
+    return float((of_rank.max(1).values[counted] / mean[counted]).mean())
+
+
+# Not "vllm:...": vLLM unregisters metrics with its name when an engine starts.
+IMBALANCE = "davinci:expert_imbalance"
+IMBALANCE_HELP = (
+    "Largest load of a rank over the mean, before and after the newest decision, same tokens."
+)
+MOVES = "davinci:expert_moves"
+MOVES_HELP = "Expert slots that got another expert."
+
+
+class BalanceWriter:
+    """A worker's writer. Does nothing while no server reads."""
+
+    def __init__(self, vllm_config: VllmConfig) -> None:
+        self._gauges = MetricsFile(vllm_config, "gauge_mostrecent_eplb")
+        self._counters = MetricsFile(vllm_config, "counter_eplb")
+
+    def __call__(self, imbalance: Imbalance, num_moved: int) -> None:
+        """Writes the newest values. num_moved: since the start"""
+        if self._gauges.is_read():
+            for when, value in imbalance._asdict().items():
+                self._gauges.write(IMBALANCE, IMBALANCE, {"when": when}, value, IMBALANCE_HELP)
+        if self._counters.is_read():
+            self._counters.write(MOVES, f"{MOVES}_total", {}, num_moved, MOVES_HELP)
+
 
 logger = init_logger(__name__)
 

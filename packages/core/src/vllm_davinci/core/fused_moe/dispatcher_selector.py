@@ -20,12 +20,11 @@ from vllm_davinci.core.fused_moe.communication import (
     CommunicationMethod,
     CommunicationRule,
 )
-from vllm_davinci.core.fused_moe.dispatcher.all_gather import AllGatherDispatcher
 from vllm_davinci.core.fused_moe.dispatcher.all_to_all import AllToAllDispatcher
 from vllm_davinci.core.fused_moe.dispatcher.all_to_all_fixed import FixedAllToAllDispatcher
 from vllm_davinci.core.fused_moe.dispatcher.base import TokenDispatcher
 from vllm_davinci.core.fused_moe.dispatcher.fused import FusedDispatcher
-from vllm_davinci.core.fused_moe.dispatcher.multicast import MulticastDispatcher
+from vllm_davinci.core.fused_moe.dispatcher.gathered import AllGatherDispatcher, MulticastDispatcher
 from vllm_davinci.core.fused_moe.dispatcher.row_counts import CountsWait
 from vllm_davinci.core.fused_moe.dispatcher.tp_slice import TPSlice
 from vllm_davinci.core.fused_moe.process_groups import expert_group, fused_group

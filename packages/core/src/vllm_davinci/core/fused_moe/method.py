@@ -2,6 +2,7 @@
 
 import dataclasses
 from abc import abstractmethod
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,19 +17,79 @@ from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import (
 
 from vllm_davinci.core.config.parsing import get_config
 from vllm_davinci.core.device.soc import soc_of
-from vllm_davinci.core.fused_moe.biased_experts import BiasedExperts, bias_for_products
 from vllm_davinci.core.fused_moe.communication import CommunicationRule, RoutedSizes
 from vllm_davinci.core.fused_moe.dispatcher.row_counts import CountsWait
 from vllm_davinci.core.fused_moe.dispatcher_selector import DispatcherSelector, dispatcher_selector
 from vllm_davinci.core.fused_moe.forward import FusedMoEForward
 from vllm_davinci.core.fused_moe.gated_activation import GatedActivation
 from vllm_davinci.core.fused_moe.layer import NPURoutedExperts
-from vllm_davinci.core.fused_moe.local_experts import Experts, FloatExperts
+from vllm_davinci.core.fused_moe.local_experts import Experts, FloatExperts, grouped_matmul
 from vllm_davinci.core.fused_moe.own_choice import OwnChoice
 from vllm_davinci.core.fused_moe.replicas import ReplicaTable
 from vllm_davinci.core.fused_moe.router import RoutingRule
 from vllm_davinci.core.fused_moe.shared_experts import shared_experts_overlap
-from vllm_davinci.core.fused_moe.ungated_experts import UngatedExperts
+
+# Experts with biases and a clipped SwiGLU (gpt-oss).
+
+# From vLLM's SwigluOAIAndMul, which does not read them from the model's configuration.
+ALPHA, LIMIT = 1.702, 7.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class BiasedExperts(Experts):
+    """Unquantized experts of gate * sigmoid(1.702 gate) * (up + 1), both clipped at 7.
+
+    gate_up:      [num_local, hidden_size, 2 * intermediate_size], gate at even, up at odd columns
+    gate_up_bias: [num_local, 2 * intermediate_size]
+    down:         [num_local, intermediate_size, hidden_size]
+    down_bias:    [num_local, hidden_size], zeros on all but one of the ranks that share experts
+    Biases are fp32 for weights in bf16, as the grouped product requires.
+    """
+
+    gate_up: torch.Tensor
+    gate_up_bias: torch.Tensor
+    down: torch.Tensor
+    down_bias: torch.Tensor
+
+    def _compute(
+        self, rows: torch.Tensor, tokens_per_expert: torch.Tensor, scales: torch.Tensor | None
+    ) -> torch.Tensor:
+        """See Experts.__call__. Three launches."""
+        gate_up = grouped_matmul(rows, self.gate_up, tokens_per_expert, bias=[self.gate_up_bias])
+        activated = torch_npu.npu_clipped_swiglu(
+            gate_up, alpha=ALPHA, limit=LIMIT, bias=1.0, interleaved=True
+        )
+        return grouped_matmul(activated, self.down, tokens_per_expert, bias=[self.down_bias])
+
+
+def bias_for_products(parameter: torch.nn.Parameter) -> torch.Tensor:
+    """A loaded bias in the dtype that the grouped product requires for weights of its dtype.
+
+    The parameter becomes that tensor, so that biases are reloaded into it.
+    """
+    if parameter.dtype == torch.bfloat16:
+        parameter.data = parameter.data.float()
+    return parameter.data
+
+
+@dataclass(frozen=True, kw_only=True)
+class UngatedExperts(Experts):
+    """Unquantized experts of relu(x up)^2 down.
+
+    up:   [num_local, hidden_size, intermediate_size]
+    down: [num_local, intermediate_size, hidden_size]
+    """
+
+    up: torch.Tensor
+    down: torch.Tensor
+
+    def _compute(
+        self, rows: torch.Tensor, tokens_per_expert: torch.Tensor, scales: torch.Tensor | None
+    ) -> torch.Tensor:
+        """See Experts.__call__. Four launches."""
+        activated = grouped_matmul(rows, self.up, tokens_per_expert).relu_().square()
+        return grouped_matmul(activated, self.down, tokens_per_expert)
+
 
 if TYPE_CHECKING:
     from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts

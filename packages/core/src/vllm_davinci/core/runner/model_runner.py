@@ -44,7 +44,7 @@ from vllm_davinci.core.graph.small_kv_cache import small_kv_cache
 from vllm_davinci.core.inputs.copied_event import CopiedEvent
 from vllm_davinci.core.kv_cache.memory import KVCacheMemory
 from vllm_davinci.core.kv_cache.shared_pages import SLOTS_PER_KEY, address_pages, has_pages
-from vllm_davinci.core.lora.runner import AdapterRunner
+from vllm_davinci.core.lora.adapter_manager import AdapterRunner
 from vllm_davinci.core.quantization.resolve_outputs import OutputPlan, resolved_plan
 from vllm_davinci.core.quantization.rotation import refuse_heads_of_rotated_models
 from vllm_davinci.core.runner.adoption import adopted, converted

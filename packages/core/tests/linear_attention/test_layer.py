@@ -1,10 +1,12 @@
-"""The convolution of decodes and prefills equals torch's, request by request."""
+"""The short convolution of recurrent layers over each request's tokens."""
 
 import torch
 from torch.nn.functional import conv1d, silu
 
-from vllm_davinci.core.linear_attention.causal_conv import Conv, conv_of_decodes, conv_of_prefills
 from vllm_davinci.core.linear_attention.chunk_plan import plan_chunks
+from vllm_davinci.core.linear_attention.layer import Conv, conv_of_decodes, conv_of_prefills
+
+# The convolution of decodes and prefills equals torch's, request by request.
 
 CHANNELS, WIDTH = 24, 4
 LENGTHS = [2, 70, 1, 129]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from vllm.v1.worker.gpu.mm.rope import RopeState
 
-from vllm_davinci.core.runner.rope_positions import NPURopeState
+from vllm_davinci.core.runner.model_state import NPURopeState
 
 SLOTS, ROWS, DIMENSIONS = 5, 40, 3
 DEVICE = torch.device("npu")

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from vllm.v1.worker.gpu.model_states.prompt_embeds import PromptEmbedsState
 
-from vllm_davinci.core.runner.prompt_embeds import NPUPromptEmbeds
+from vllm_davinci.core.runner.model_state import NPUPromptEmbeds
 
 SLOTS, ROWS, SIZE = 5, 40, 6
 DEVICE = torch.device("npu")

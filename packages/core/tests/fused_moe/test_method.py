@@ -1,4 +1,4 @@
-"""Dispatch methods: the requested and the chosen method, and the reason."""
+"""Routed experts: the method's options, and experts without gates."""
 
 import re
 from pathlib import Path
@@ -19,6 +19,9 @@ from vllm_davinci.core.fused_moe.communication import (
 )
 from vllm_davinci.core.fused_moe.dispatcher.row_counts import CountsWait
 from vllm_davinci.core.fused_moe.expert_layout import ExpertLayout
+from vllm_davinci.core.fused_moe.method import UngatedExperts
+
+# Dispatch methods: the requested and the chosen method, and the reason.
 
 FUSED_VARIABLE = "VLLM_ENABLE_MC2"
 
@@ -232,4 +235,27 @@ def test_a_method_asked_for_on_one_dp_rank_is_said_to_have_no_effect(forced, cap
     (message,) = {record.getMessage() for record in caplog.records}
     assert (
         f"'moe_communication' = {forced.value!r} has no effect: all ranks of one DP rank" in message
+    )
+
+
+# Experts without gates equal their definition, row by row.
+
+COUNTS, HIDDEN, INNER = [3, 0, 2], 32, 64
+
+
+def test_every_row_goes_through_its_expert(device: torch.device):
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.randn(sum(COUNTS), HIDDEN, generator=generator)
+    up = torch.randn(len(COUNTS), HIDDEN, INNER, generator=generator)
+    down = torch.randn(len(COUNTS), INNER, HIDDEN, generator=generator)
+    experts = UngatedExperts(
+        up=up.to(device), down=down.to(device), first=0, num_local=3, num_experts=3
+    )
+    found = experts(rows.to(device), torch.tensor(COUNTS, device=device)).cpu()
+    expert = torch.repeat_interleave(torch.arange(3), torch.tensor(COUNTS))
+    for row, number, result in zip(rows, expert, found, strict=True):
+        expected = (row @ up[number]).relu().square() @ down[number]
+        torch.testing.assert_close(result, expected, atol=1e-3, rtol=1e-4)
+    assert (
+        experts(rows[:0].to(device), torch.zeros(3, dtype=torch.int64, device=device)).shape[0] == 0
     )
