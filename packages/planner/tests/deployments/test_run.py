@@ -15,7 +15,7 @@ from vllm_davinci.planner import time_limit
 from vllm_davinci.planner.deployments.page import page_of
 from vllm_davinci.planner.deployments.run import Outcome, outcome_of, reason_of
 from vllm_davinci.planner.deployments.table import Deployment, all_deployments
-from vllm_davinci.planner.dry_run.layout import MOST_DEVICES
+from vllm_davinci.planner.devices import MOST_DEVICES
 
 NAME = "qwen3-8b-a2"
 C = "ascend910c"

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from vllm_davinci.planner.deployments.table import Deployment
-from vllm_davinci.planner.dry_run.layout import MOST_DEVICES
+from vllm_davinci.planner.devices import MOST_DEVICES
 from vllm_davinci.planner.time_limit import time_limit
 
 _PREFIX = "vllm-davinci dry-run: "

@@ -17,8 +17,8 @@ from rich.console import Console
 from vllm_davinci.meta.errors import DeviceLibraryError
 from vllm_davinci.meta.given_arguments import unknown_option
 from vllm_davinci.meta.supported_versions import installed_version
+from vllm_davinci.planner.devices import MOST_DEVICES
 from vllm_davinci.planner.dry_run.default_prompt import MOST_TOKENS, fitting_prompt
-from vllm_davinci.planner.dry_run.layout import MOST_DEVICES
 from vllm_davinci.planner.dry_run.of_deployment import take_deployment
 from vllm_davinci.planner.errors import DeploymentError, DryRunError
 

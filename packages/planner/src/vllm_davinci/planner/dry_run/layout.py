@@ -19,8 +19,6 @@ from vllm_davinci.planner.errors import DryRunError
 if TYPE_CHECKING:
     from vllm.config import ParallelConfig
 
-# Maximum devices of torch_npu in a process. Phantom ranks need none.
-MOST_DEVICES = 32
 BALANCED = "balanced"
 """Routing that gives each expert rank the same number of rows."""
 _MILLION = 10**6

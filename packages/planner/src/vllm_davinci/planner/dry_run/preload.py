@@ -2,7 +2,7 @@
 
 import os
 
-from vllm_davinci.planner.dry_run.layout import MOST_DEVICES
+from vllm_davinci.planner.devices import MOST_DEVICES
 from vllm_davinci.vnpu import VirtualDeviceConfig, activate
 
 os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")

@@ -7,7 +7,7 @@ import os
 from typing import TYPE_CHECKING
 
 from vllm_davinci.meta import core_access
-from vllm_davinci.planner.dry_run.layout import MOST_DEVICES
+from vllm_davinci.planner.devices import MOST_DEVICES
 
 if TYPE_CHECKING:
     from vllm_davinci.vnpu.timing import Machine
