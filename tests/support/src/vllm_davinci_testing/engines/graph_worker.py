@@ -64,6 +64,8 @@ class GraphWorker:
     def _capture_again(self, sizes: list[int]) -> None:
         runner = self.model_runner
         runner.graphs.destroy()
+        eager = runner.cudagraph_manager.dispatch(1, 1, 1, 0).cg_mode
+        assert eager is CUDAGraphMode.NONE, "a step would replay a graph that was dropped"
         runner.compilation_config.cudagraph_mode = CUDAGraphMode.FULL_DECODE_ONLY
         runner.graphs.use_sizes(sizes)
         runner.capture_model()

@@ -142,9 +142,10 @@ class _OnNPU(CudaGraphManager):
             self.pool = current_platform.graph_pool_handle()
 
     def clear(self) -> None:
-        """Drops all graphs."""
+        """Drops all graphs; steps are eager until others are captured."""
         for descriptor in list(self.graphs):
             self.forget(descriptor)
+        self._graphs_captured = False
 
     def use_sizes(self) -> None:
         """Pads steps only to the configured sizes; without sizes, all steps are eager."""
